@@ -1,0 +1,90 @@
+"""fedclust: federated clustering.
+
+Names are imported on first use, so that importing a leaf such as `fedclust.data.partition` stays cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedclust.algorithms.feddcn import FedDCN
+    from fedclust.api import Result, cluster, federate, load
+    from fedclust.data.datamodule import FederatedDataModule
+    from fedclust.data.partition import Dirichlet, Iid, LabelGroups, Natural, Shards
+    from fedclust.data.transforms import LabelSwaps, Rotations
+    from fedclust.federation.algorithm import Algorithm, Server, State
+    from fedclust.federation.averaging import WeightedAverage, weighted_average
+    from fedclust.federation.backend import Backend, InProcess
+    from fedclust.federation.client import ClientModule, action
+    from fedclust.federation.context import ClientContext
+    from fedclust.federation.loop import FederatedLoop
+    from fedclust.metrics import clustering_accuracy
+
+_HOMES = {
+    "Algorithm": "fedclust.federation.algorithm",
+    "Backend": "fedclust.federation.backend",
+    "ClientContext": "fedclust.federation.context",
+    "ClientModule": "fedclust.federation.client",
+    "Dirichlet": "fedclust.data.partition",
+    "FedDCN": "fedclust.algorithms.feddcn",
+    "FederatedDataModule": "fedclust.data.datamodule",
+    "FederatedLoop": "fedclust.federation.loop",
+    "Iid": "fedclust.data.partition",
+    "InProcess": "fedclust.federation.backend",
+    "LabelGroups": "fedclust.data.partition",
+    "LabelSwaps": "fedclust.data.transforms",
+    "Natural": "fedclust.data.partition",
+    "Result": "fedclust.api",
+    "Rotations": "fedclust.data.transforms",
+    "Server": "fedclust.federation.algorithm",
+    "Shards": "fedclust.data.partition",
+    "State": "fedclust.federation.algorithm",
+    "WeightedAverage": "fedclust.federation.averaging",
+    "action": "fedclust.federation.client",
+    "cluster": "fedclust.api",
+    "clustering_accuracy": "fedclust.metrics",
+    "federate": "fedclust.api",
+    "load": "fedclust.api",
+    "weighted_average": "fedclust.federation.averaging",
+}
+
+__version__ = "0.1.0"
+__all__ = [
+    "Algorithm",
+    "Backend",
+    "ClientContext",
+    "ClientModule",
+    "Dirichlet",
+    "FedDCN",
+    "FederatedDataModule",
+    "FederatedLoop",
+    "Iid",
+    "InProcess",
+    "LabelGroups",
+    "LabelSwaps",
+    "Natural",
+    "Result",
+    "Rotations",
+    "Server",
+    "Shards",
+    "State",
+    "WeightedAverage",
+    "action",
+    "cluster",
+    "clustering_accuracy",
+    "federate",
+    "load",
+    "weighted_average",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'fedclust' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,1 @@
+"""Federated methods, server side, one file per method."""

@@ -1,0 +1,363 @@
+"""FedDCN: Federated Deep Clustering Networks (Stallmann et al., arXiv:2609.21829), server side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, ClassVar, Literal, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from fedclust.clustering.geometry import check_umap_size, umap_embedding
+from fedclust.clustering.kmeans import kmeans
+from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
+from fedclust.clustering.synthetic import allocate_rows, sample_latents
+from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
+from fedclust.federation.averaging import WeightedAverage
+from fedclust.federation.client import ClientModule
+from fedclust.federation.context import WorkContext
+from fedclust.federation.message import Message, Value, tensors_under, with_prefix
+
+
+class DeepClusteringModule(Protocol):
+    """What FedDCN needs of the server's own module; `lightning_modules.DCN` has it."""
+
+    n_clusters: int
+    latent_dim: int
+
+    def load_decoder(self, tensors: dict[str, Tensor]) -> None:
+        """Takes a client's decoder."""
+
+    def decode_rows(self, z: Tensor) -> Tensor:
+        """Latents → rows."""
+
+    def learn_from(self, message: Mapping[str, Value], ctx: WorkContext, x: Tensor, target: Tensor | None) -> Tensor:
+        """Algorithm 1 on rows of the server's own; returns the centres."""
+
+
+@dataclass
+class FedDCNState(State):
+    """What the server knows between rounds.
+
+    Attributes:
+        weights: The global autoencoder's exchanged tensors.
+        centers: Global centres (K, d).
+        synthetic: Rows decoded from all clients (S, features).
+        geometry: Their UMAP embedding (S, d), row by row; (0, d) if no stage uses it.
+    """
+
+    weights: dict[str, Tensor]
+    centers: Tensor
+    synthetic: Tensor
+    geometry: Tensor
+
+
+class FedDCN(Algorithm):
+    """Deep clustering across clients in three stages: local DCNs, server initialisation, federated rounds.
+
+    Stage 1 (Alg. 1, Sec. III-A): every client trains a DCN of its own and sends centres, spreads, counts and its
+    decoder, from which the server decodes synthetic rows. Stage 2 (Sec. III-B): the server embeds these with UMAP and
+    initialises the global model on them. Stage 3 (Alg. 2): rounds of local training on real and synthetic rows,
+    weighted averaging, local k-means and k-means over the local centres.
+
+    Args:
+        recon_weight: α of the reconstruction term, all stages.
+        cluster_weight: λ of the clustering term, all stages but the pretraining epochs.
+        geometry_pretrain: β_pre of the geometric term in stages 1 and 2; 0 leaves it out.
+        geometry_federated: β_fed of the geometric term in stage 3; 0 leaves it out.
+        pretrain_epochs: Epochs without clustering term, in stages 1 and 2.
+        cluster_epochs: Epochs with it, each followed by k-means, in stages 1 and 2.
+        round_epochs: Local epochs per round of stage 3.
+        n_synthetic: Rows of the synthetic set, exactly.
+        sampling: "isotropic" (the paper's: one standard deviation per cluster) or "diagonal" (one per coordinate).
+        counts: Rows per centre in proportion to its points "within_sigma" (the paper's) or to all its "assigned" points
+            (the paper's rule for USPS with 20 clients).
+        covariance: "sigma_squared" draws with covariance σ²I (the authors' code), "sigma" with σI as printed.
+        augment: Whether stage 3 joins every real batch by an equally large synthetic one.
+        n_neighbors: UMAP's n_neighbors, at most the number of rows less one.
+        min_dist: UMAP's min_dist.
+
+    Raises:
+        ValueError: Naming the argument, its value and what is allowed.
+    """
+
+    state_class: ClassVar[type[State]] = FedDCNState
+    default_monitor: ClassVar[tuple[str, str]] = ("val/dbi", "min")
+
+    def __init__(
+        self,
+        recon_weight: float = 1.0,
+        cluster_weight: float = 0.01,
+        geometry_pretrain: float = 0.01,
+        geometry_federated: float = 0.001,
+        pretrain_epochs: int = 50,
+        cluster_epochs: int = 25,
+        round_epochs: int = 5,
+        n_synthetic: int = 5000,
+        sampling: Literal["isotropic", "diagonal"] = "isotropic",
+        counts: Literal["within_sigma", "assigned"] = "within_sigma",
+        covariance: Literal["sigma_squared", "sigma"] = "sigma_squared",
+        augment: bool = True,
+        n_neighbors: int = 15,
+        min_dist: float = 0.1,
+    ) -> None:
+        self.recon_weight, self.cluster_weight = recon_weight, cluster_weight
+        self.geometry_pretrain, self.geometry_federated = geometry_pretrain, geometry_federated
+        self.pretrain_epochs, self.cluster_epochs, self.round_epochs = pretrain_epochs, cluster_epochs, round_epochs
+        self.n_synthetic = n_synthetic
+        self.sampling, self.counts, self.covariance = sampling, counts, covariance
+        self.augment = augment
+        self.n_neighbors, self.min_dist = n_neighbors, min_dist
+        _check_arguments(self)
+
+    # -- before the first round -----------------------------------------------------------------------------------
+
+    def check(self, server: Server) -> None:
+        """Refuses clients and synthetic sets that are too small, before any training."""
+        module = _dcn(server.module)
+        for client in server.clients:
+            self._check_rows(f"client {client}", server.sizes[client], module)
+        self._check_rows("the synthetic set (n_synthetic)", self.n_synthetic, module)
+
+    def start(self, server: Server) -> FedDCNState:
+        """Stages 1 and 2 of Alg. 2: lines 1 to 5."""
+        weights = server.module.snapshot()
+        with server.stage("local"):
+            synthetic = self._synthesise(server, weights)
+        with server.stage("geometry"):
+            geometry = self._embed(server, synthetic)
+        with server.stage("server"):
+            server.progress("initialising the global model on synthetic rows")
+            server.module.load_exchanged(weights)
+            plan = self._local_plan(server)
+            target = geometry if self.geometry_pretrain else None
+            centers = _dcn(server.module).learn_from(plan, server.context, synthetic, target)
+        return FedDCNState(server.module.snapshot(), centers, synthetic, geometry)
+
+    def _synthesise(self, server: Server, weights: dict[str, Tensor]) -> Tensor:
+        module, rng = _dcn(server.module), server.rng("synthetic")
+        share = allocate_rows(self.n_synthetic, [server.sizes[client] for client in server.clients])
+        shares = dict(zip(server.clients, share.tolist(), strict=True))
+        parts: list[Tensor] = []
+        done = 0
+
+        def decode(client: int, reply: Message) -> None:
+            nonlocal done
+            done += 1
+            server.progress(f"local DCN of client {client} ({done} of {len(server.clients)})")
+            self._note_local(server, client, reply, module.n_clusters)
+            rows = allocate_rows(shares[client], _tensor(reply, "counts"))
+            z = sample_latents(
+                _tensor(reply, "centers"), _tensor(reply, "spread"), rows, covariance=self.covariance, generator=rng
+            )
+            module.load_decoder(tensors_under("decoder", reply))
+            parts.append(module.decode_rows(z))
+
+        shared = {**with_prefix("weights", weights), **self._local_plan(server)}
+        shared |= {"sampling": self.sampling, "counts": self.counts}
+        server.ask("learn_locally", server.clients, shared=shared, on_reply=decode)
+        return torch.cat(parts)
+
+    def _embed(self, server: Server, synthetic: Tensor) -> Tensor:
+        latent_dim = _dcn(server.module).latent_dim
+        if not self.geometry_pretrain and not self.geometry_federated:
+            return torch.empty(0, latent_dim)
+        server.progress("UMAP of the synthetic rows")
+        embedding = umap_embedding(
+            synthetic.numpy(), latent_dim, n_neighbors=self.n_neighbors, min_dist=self.min_dist,
+            seed=server.context.seed_for("umap"), who="the synthetic set",
+        )  # fmt: skip
+        return torch.from_numpy(embedding.target)
+
+    # -- rounds ---------------------------------------------------------------------------------------------------
+
+    def round(self, state: State, cohort: list[int], server: Server) -> tuple[FedDCNState, Metrics]:
+        """One round of Alg. 2: lines 7 to 20."""
+        assert isinstance(state, FedDCNState)
+        with server.stage("train"):
+            weights, metrics = self._update(state, cohort, server)
+        with server.stage("cluster"):
+            centers = self._cluster(state, weights, cohort, server)
+        return FedDCNState(weights, centers, state.synthetic, state.geometry), metrics
+
+    def _update(self, state: FedDCNState, cohort: list[int], server: Server) -> tuple[dict[str, Tensor], Metrics]:
+        average, terms = WeightedAverage(), _TermMeans()
+
+        def fold(client: int, reply: Message) -> None:
+            rows, steps = _number(reply, "n_rows"), _number(reply, "n_steps")
+            if not steps:
+                server.note(f"client {client} made no training step and was not averaged")
+                return
+            average.add(tensors_under("weights", reply), rows, name=f"client {client}")
+            terms.add(reply, rows)
+            server.client_values.setdefault(client, {})["n_steps"] = steps
+
+        shared = {
+            **with_prefix("weights", state.weights),
+            **self._weights_message(self.geometry_federated),
+            "centers": state.centers,
+            "epochs": 1 if server.quick else self.round_epochs,
+            "augment": self.augment,
+        }
+        if self.augment or self.geometry_federated:
+            shared["synthetic"] = state.synthetic
+        if self.geometry_federated:
+            shared["geometry"] = state.geometry
+        server.ask("update", cohort, shared=shared, on_reply=fold)
+        return average.result(), terms.metrics()
+
+    def _cluster(
+        self, state: FedDCNState, weights: dict[str, Tensor], cohort: list[int], server: Server
+    ) -> Tensor:  # fmt: skip
+        shared = {**with_prefix("weights", weights), "centers": state.centers, "augment": self.augment}
+        if self.augment:
+            shared["synthetic"] = state.synthetic
+        replies = server.ask("cluster", cohort, shared=shared)
+        stacked = torch.cat(
+            [_tensor(reply, "centers")[_tensor(reply, "populated")] for _, reply in sorted(replies.items())]
+        )
+        if len(stacked) < len(state.centers):
+            server.note(
+                f"round {server.context.round}: the clients populated {len(stacked)} centres in all, fewer than "
+                f"{len(state.centers)}; the global centres were kept"
+            )
+            return state.centers
+        result = kmeans(stacked, len(state.centers), init=state.centers, who="server")
+        if result.n_populated < len(state.centers):
+            server.note(f"server k-means over the clients' centres: {result.status}")
+        return cast(Tensor, result.centers)
+
+    # -- evaluation and prediction --------------------------------------------------------------------------------
+
+    def evaluate(self, state: State, server: Server, split: str) -> Metrics:
+        """Metrics over all clients' rows of one split, from sums that the clients send."""
+        assert isinstance(state, FedDCNState)
+        shared = {**with_prefix("weights", state.weights), "centers": state.centers, "split": split}
+        replies = server.ask("evaluate", server.clients, shared=shared)
+        for client, reply in replies.items():
+            rows = _number(reply, "n")
+            if rows:
+                values = {f"{split}_rows": rows, f"{split}_recon": float(_tensor(reply, "recon_sum")) / rows}
+                server.client_values.setdefault(client, {}).update(values)
+        statistics = add_statistics([cast("dict[str, Tensor]", reply) for reply in replies.values()])
+
+        def distance_sums(means: Tensor) -> Tensor:
+            answers = server.ask("disperse", sorted(replies), shared={**shared, "means": means})
+            return torch.stack([_tensor(reply, "distance_sums") for reply in answers.values()]).sum(0)
+
+        metrics = metrics_from_statistics(statistics, distance_sums)
+        if metrics["collapsed"]:
+            server.note(f"collapsed: on {split}, round {server.context.round}, the clustering is degenerate")
+        return metrics
+
+    def assign(self, state: State, server: Server, client: int, split: str) -> Message:
+        """Cluster of every row of one client's split, and its distance to the centre."""
+        assert isinstance(state, FedDCNState)
+        shared = {**with_prefix("weights", state.weights), "centers": state.centers, "split": split}
+        return server.ask("assign", [client], shared=shared)[client]
+
+    def module_for(self, state: State, module: ClientModule) -> ClientModule:
+        """The global model, its centres set."""
+        assert isinstance(state, FedDCNState)
+        module.load_exchanged(state.weights)
+        with torch.no_grad():
+            cast(Any, module).centers.copy_(state.centers)
+        return module
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _weights_message(self, geometry: float) -> Message:
+        return {
+            "recon_weight": self.recon_weight,
+            "cluster_weight": self.cluster_weight,
+            "geometry_weight": geometry,
+        }
+
+    def _local_plan(self, server: Server) -> Message:
+        return {
+            **self._weights_message(self.geometry_pretrain),
+            "pretrain_epochs": 1 if server.quick else self.pretrain_epochs,
+            "cluster_epochs": 1 if server.quick else self.cluster_epochs,
+            "n_neighbors": self.n_neighbors,
+            "min_dist": self.min_dist,
+        }
+
+    def _check_rows(self, who: str, rows: int, module: DeepClusteringModule) -> None:
+        if rows < max(2, module.n_clusters):
+            raise ValueError(
+                f"{who} has {rows} training rows, fewer than the {max(2, module.n_clusters)} that n_clusters="
+                f"{module.n_clusters} needs; use fewer clusters, fewer clients or a larger min_size of the partition"
+            )
+        if self.geometry_pretrain or self.geometry_federated:
+            check_umap_size(rows, module.latent_dim, self.n_neighbors, who)
+
+    def _note_local(self, server: Server, client: int, reply: Message, n_clusters: int) -> None:
+        populated = _number(reply, "n_populated")
+        values = {"local_populated": populated, "local_n_neighbors": _number(reply, "n_neighbors")}
+        server.client_values.setdefault(client, {}).update(values)
+        if populated < n_clusters:
+            server.note(f"client {client}, stage 1: {populated:.0f} of {n_clusters} clusters populated")
+        if reply["counts_fell_back"]:
+            server.note(f"client {client}, stage 1: no point lies within one σ of a centre; assigned counts were used")
+
+
+class _TermMeans:
+    """Mean of every loss term over the cohort, by rows."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._rows = 0.0
+
+    def add(self, reply: Message, rows: float) -> None:
+        self._rows += rows
+        for name, value in reply.items():
+            if name.startswith("term/"):
+                term = name.removeprefix("term/")
+                self._sums[term] = self._sums.get(term, 0.0) + rows * _number(reply, name)
+
+    def metrics(self) -> Metrics:
+        return {f"train/{name}": total / self._rows for name, total in self._sums.items()}
+
+
+def _dcn(module: ClientModule) -> DeepClusteringModule:
+    needed = ("n_clusters", "latent_dim", "load_decoder", "decode_rows", "learn_from")
+    missing = [name for name in needed if not hasattr(module, name)]
+    if missing:
+        raise TypeError(f"FedDCN needs a client module such as lightning_modules.DCN; {type(module).__name__} lacks {missing}")
+    return cast(DeepClusteringModule, module)
+
+
+def _tensor(reply: Mapping[str, Value], name: str) -> Tensor:
+    value = reply[name]
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _number(reply: Mapping[str, Value], name: str) -> float:
+    value = reply[name]
+    assert isinstance(value, (int, float, Tensor))
+    return float(value)
+
+
+def _check_arguments(algorithm: FedDCN) -> None:
+    for name in ("recon_weight", "cluster_weight", "geometry_pretrain", "geometry_federated", "min_dist"):
+        value = getattr(algorithm, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value < 0:
+            raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+    if algorithm.recon_weight == 0 and (algorithm.geometry_pretrain == 0 or algorithm.geometry_federated == 0):
+        raise ValueError("recon_weight 0 needs positive geometry weights: pretraining has λ = 0 and would learn nothing")
+    least = {"pretrain_epochs": 0, "cluster_epochs": 0, "round_epochs": 1, "n_synthetic": 1, "n_neighbors": 2}
+    for name, lowest in least.items():
+        value = getattr(algorithm, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+            raise ValueError(f"{name} must be an integer of at least {lowest}, not {value!r}")
+    choices = {
+        "sampling": ("isotropic", "diagonal"),
+        "counts": ("within_sigma", "assigned"),
+        "covariance": ("sigma_squared", "sigma"),
+    }
+    for name, allowed in choices.items():
+        if getattr(algorithm, name) not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(algorithm, name)!r}")

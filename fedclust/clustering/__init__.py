@@ -1,0 +1,1 @@
+"""Clustering on arrays: pure functions that know nothing of clients and servers."""

@@ -1,0 +1,64 @@
+"""Checks and guards shared by the clustering functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run the block alone, with one BLAS and one OpenMP thread.
+
+    Results then depend neither on the number of threads nor on other threads of the process.
+    """
+    # The BLAS limit belongs to the whole process: without the lock two overlapping blocks
+    # would restore each other's limit. The lock also keeps numba's default threading layer,
+    # which aborts the process when two threads enter it, to one caller at a time.
+    with _lock, threadpool_limits(limits=1):
+        yield
+
+
+def prefix(who: str) -> str:
+    """Start of an error message: ``"client 3: "``, or nothing when ``who`` is empty."""
+    return f"{who}: " if who else ""
+
+
+def check_count(value: Any, name: str, least: int, who: str = "") -> int:
+    """Return ``value`` as an int.
+
+    Raises:
+        ValueError: if it is not an integer of at least ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{prefix(who)}{name} must be an integer of at least {least}, got {value!r}")
+    return int(value)
+
+
+def as_rows(x: Any, name: str = "x", who: str = "") -> Tensor:
+    """Return ``x`` (tensor, array or nested list) as a detached finite float tensor (n, d).
+
+    float64 stays float64, everything else becomes float32.
+
+    Raises:
+        ValueError: if ``x`` is not two-dimensional, has no columns, or holds NaN or infinite values.
+    """
+    rows = x.detach() if isinstance(x, Tensor) else torch.as_tensor(np.ascontiguousarray(x))
+    if rows.ndim != 2 or rows.shape[1] == 0:
+        raise ValueError(f"{prefix(who)}{name} must have shape (rows, features), got {tuple(rows.shape)}")
+    if rows.is_complex():
+        raise ValueError(f"{prefix(who)}{name} must be real, got {rows.dtype}")
+    rows = rows if rows.dtype == torch.float64 else rows.to(torch.float32)
+    bad = int((~torch.isfinite(rows)).any(dim=1).sum())
+    if bad:
+        raise ValueError(f"{prefix(who)}{bad} of {len(rows)} rows of {name} hold NaN or infinite values")
+    return rows

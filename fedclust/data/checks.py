@@ -1,0 +1,50 @@
+"""Checks of single arguments, with messages that name the argument, the value and what is allowed."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+
+def positive_int(name: str, value: Any, *, least: int = 1) -> int:
+    """`value` as an int of at least `least`; booleans, floats and strings are refused.
+
+    Raises:
+        ValueError: If the value is of another type or too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    return int(value)
+
+
+def real_number(name: str, value: Any) -> float:
+    """`value` as a float; booleans, strings and NaN are refused, infinity is the caller's to judge.
+
+    Raises:
+        ValueError: If the value is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def fraction(name: str, value: Any) -> float:
+    """`value` as a share in [0, 1).
+
+    Raises:
+        ValueError: If the value is no number in that range.
+    """
+    share = real_number(name, value)
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+    return share
+
+
+def seed_value(name: str, value: Any) -> int:
+    """`value` as a seed, 0 or above; 0 is a seed like any other, booleans are refused.
+
+    Raises:
+        ValueError: If the value is no whole number of at least 0.
+    """
+    return positive_int(name, value, least=0)

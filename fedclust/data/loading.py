@@ -1,0 +1,78 @@
+"""Loaders over a pooled table, for runs of a client module under a plain Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from fedclust.data.checks import positive_int
+from fedclust.data.tables import Table
+
+
+class PooledRows(Dataset[dict[str, Tensor]]):
+    """A table as a dataset that is asked for whole batches: a list of positions in, a dict of tensors out."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, positions: Sequence[int]) -> dict[str, Tensor]:
+        index = torch.as_tensor(np.asarray(positions, dtype=np.int64))
+        batch = {"x": self.table.x[index], "index": index}
+        if self.table.y is not None:
+            batch["y"] = self.table.y[index]
+        return batch
+
+
+class RowBatches(Sampler[list[int]]):
+    """Lists of positions, each row once per pass; shuffled anew in every pass when a generator is given.
+
+    The last batch may be smaller; a last batch of a single row joins the one before it, because batch normalisation
+    cannot train on one row.
+
+    Args:
+        n: Number of rows.
+        batch_size: Rows per batch, at least 1.
+        generator: Source of the order; None keeps the rows in order.
+    """
+
+    def __init__(self, n: int, batch_size: int, generator: torch.Generator | None = None) -> None:
+        self.n = n
+        self.batch_size = positive_int("batch_size", batch_size)
+        self.generator = generator
+
+    def _starts(self) -> list[int]:
+        starts = list(range(0, self.n, self.batch_size))
+        if self.batch_size > 1 and len(starts) > 1 and self.n - starts[-1] == 1:
+            starts.pop()
+        return starts
+
+    def __len__(self) -> int:
+        return len(self._starts())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.generator is None:
+            order = torch.arange(self.n)
+        else:
+            order = torch.randperm(self.n, generator=self.generator)
+        starts = self._starts()
+        for start, stop in zip(starts, [*starts[1:], self.n], strict=True):
+            yield order[start:stop].tolist()
+
+
+def pooled_loader(table: Table, batch_size: int, generator: torch.Generator | None = None) -> DataLoader[Any]:
+    """Loader of dict batches ``{"x", "y" (with labels), "index"}``; index is the row's position in `table`.
+
+    Args:
+        table: The pooled rows.
+        batch_size: Rows per batch.
+        generator: Shuffles with this generator; None keeps the order.
+    """
+    return DataLoader(PooledRows(table), sampler=RowBatches(len(table), batch_size, generator), batch_size=None)

@@ -1,0 +1,1 @@
+"""How server and clients meet: messages, client modules, backends, algorithms and the loop of rounds."""

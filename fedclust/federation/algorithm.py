@@ -1,0 +1,150 @@
+"""The server side of a method: a small class over a state, and the server that it works with."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Self
+
+import torch
+
+from fedclust.federation.backend import Backend, OnReply
+from fedclust.federation.client import ClientModule
+from fedclust.federation.context import WorkContext
+from fedclust.federation.message import Message, Value, tensors_under, with_prefix
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class State:
+    """What an algorithm knows between rounds: a dataclass of tensors, dicts of tensors and plain values."""
+
+    def to_flat(self) -> Message:
+        """A flat mapping; a dict field becomes entries `field/name`."""
+        flat: Message = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            flat.update(with_prefix(entry.name, value) if isinstance(value, dict) else {entry.name: value})
+        return flat
+
+    @classmethod
+    def from_flat(cls, flat: Mapping[str, Value]) -> Self:
+        """Reads what `to_flat` gave.
+
+        Raises:
+            KeyError: If a field is missing.
+        """
+        values = {}
+        for entry in fields(cls):
+            values[entry.name] = flat[entry.name] if entry.name in flat else tensors_under(entry.name, flat)
+        return cls(**values)
+
+
+@dataclass
+class Server:
+    """What an algorithm may use.
+
+    Attributes:
+        backend: Carries the messages.
+        module: A module of the server's own, of the clients' class.
+        clients: Ids of the clients that hold training rows, ascending.
+        sizes: Client id → number of training rows.
+        input_shape: Shape of one row.
+        n_classes: Number of classes, None without labels.
+        context: Seed, round, device and precision of work on the server.
+        quick: A trial run (`fast_dev_run`): long preparations are cut to one epoch.
+        seconds: Stage → seconds spent.
+        notes: Sentences that belong into the result, each once.
+        client_values: Client id → values for the table of clients.
+        progress: Told what the server is doing, for a progress display.
+    """
+
+    backend: Backend
+    module: ClientModule
+    clients: list[int]
+    sizes: dict[int, int]
+    input_shape: tuple[int, ...]
+    n_classes: int | None
+    context: WorkContext
+    quick: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    client_values: dict[int, dict[str, float]] = field(default_factory=dict)
+    progress: Callable[[str], None] = lambda text: None
+
+    def ask(
+        self,
+        actions: str | Sequence[str],
+        to: Mapping[int, Mapping[str, Value]] | Sequence[int],
+        *,
+        shared: Mapping[str, Value] | None = None,
+        on_reply: OnReply | None = None,
+    ) -> dict[int, Message]:
+        """`Backend.ask`; a plain list of client ids stands for empty messages to them."""
+        messages = to if isinstance(to, Mapping) else {client: {} for client in to}
+        return self.backend.ask(actions, messages, shared=shared, on_reply=on_reply)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the time of the block to `seconds[name]`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def note(self, text: str) -> None:
+        """Keeps a sentence for the result and warns, the first time."""
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(text, stacklevel=2)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A generator for (seed, round, "server", purpose)."""
+        return self.context.rng(purpose)
+
+
+class Algorithm(ABC):
+    """A federated method, seen from the server. One round reads like the paper's pseudo-code.
+
+    Attributes:
+        state_class: The dataclass of its state.
+        default_monitor: Metric and mode for early stopping and the best checkpoint, without labels where it can be.
+        label_metrics: Names (without the split) of metrics that need labels.
+    """
+
+    state_class: ClassVar[type[State]]
+    default_monitor: ClassVar[tuple[str, str]]
+    label_metrics: ClassVar[frozenset[str]] = frozenset({"acc", "nmi", "ari"})
+
+    def check(self, server: Server) -> None:
+        """Raises ValueError, naming the client or the field, for what cannot work; runs before any training."""
+
+    @abstractmethod
+    def start(self, server: Server) -> State:
+        """All that happens before the first round."""
+
+    @abstractmethod
+    def round(self, state: State, cohort: list[int], server: Server) -> tuple[State, Metrics]:
+        """One round with the clients of `cohort`; returns the new state and metrics (`train/…`)."""
+
+    @abstractmethod
+    def evaluate(self, state: State, server: Server, split: str) -> Metrics:
+        """Metrics on one split ("val" or "test"), names without the split."""
+
+    @abstractmethod
+    def assign(self, state: State, server: Server, client: int, split: str) -> Message:
+        """Clusters of one client's rows: "rows", "cluster" and "distance", one entry per row."""
+
+    def module_for(self, state: State, module: ClientModule) -> ClientModule:
+        """Loads the state's model into `module` for prediction on new rows."""
+        raise NotImplementedError(f"{type(self).__name__} has no single model to predict with")
+
+    def uses_labels(self, monitor: str) -> bool:
+        """Whether a monitor needs labels."""
+        return monitor.rpartition("/")[2] in self.label_metrics

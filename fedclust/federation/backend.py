@@ -1,0 +1,248 @@
+"""Backends: they carry messages between the server and the clients, and nothing else."""
+
+from __future__ import annotations
+
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from fedclust.data.tables import ClientData
+from fedclust.federation.client import ClientModule
+from fedclust.federation.context import ClientContext, make_fabric
+from fedclust.federation.errors import ClientError, Failure, RoundFailedError
+from fedclust.federation.message import Message, Value, check_message
+from fedclust.federation.store import StateStore, Traffic, fingerprints
+
+OnReply = Callable[[int, Message], None]
+
+
+class ClientSource(Protocol):
+    """What a backend needs of a data module: the rows of one client."""
+
+    n_clients: int
+
+    def client(self, client: int) -> ClientData:
+        """The train, val and test rows of one client."""
+        ...
+
+
+@dataclass
+class Outcome:
+    """One client's replies to one trip, an entry per action, or its failure."""
+
+    client: int
+    replies: dict[str, Message]
+    state: Message
+    failure: Failure | None = None
+    error: Exception | None = None
+
+
+class Backend(ABC):
+    """Carries messages, counts them, keeps client state and applies the failure policy.
+
+    Args:
+        threads: Intra-op threads of every worker; equal numbers give equal bits on CPU. None leaves torch's setting.
+        on_failure: "raise" stops at the first client that fails; "skip" goes on without it, unless all fail.
+        state_budget_mb: Client state kept in memory, in MB (1e6 bytes); beyond it one file per client. None: no limit.
+    """
+
+    def __init__(
+        self,
+        threads: int | None = 1,
+        on_failure: Literal["raise", "skip"] = "raise",
+        state_budget_mb: float | None = None,
+    ) -> None:
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads must be a positive integer or None, not {threads!r}")
+        if on_failure not in ("raise", "skip"):
+            raise ValueError(f"on_failure must be 'raise' or 'skip', not {on_failure!r}")
+        self.threads = threads
+        self.on_failure = on_failure
+        self.round = 0
+        self.failures: list[Failure] = []
+        self.states = StateStore(None if state_budget_mb is None else int(state_budget_mb * 1e6))
+        self.traffic = Traffic()
+
+    def connect(
+        self, module: ClientModule, data: ClientSource, *, seed: int, device: torch.device, precision: str
+    ) -> None:
+        """Gives the backend its resident module, the clients' data and the run's settings; starts afresh."""
+        self.module, self.data = module, data
+        self.seed, self.device, self.precision = seed, device, precision
+        self.states.load({})
+        self.traffic = Traffic()
+        self.failures = []
+
+    def limited_threads(self) -> AbstractContextManager[None]:
+        """Runs torch with this backend's number of threads, for work on the server beside it."""
+        return _torch_threads(self.threads)
+
+    def ask(
+        self,
+        actions: str | Sequence[str],
+        to: Mapping[int, Mapping[str, Value]],
+        *,
+        shared: Mapping[str, Value] | None = None,
+        on_reply: OnReply | None = None,
+    ) -> dict[int, Message]:
+        """Has clients run one action, or several in one trip, and returns their replies.
+
+        The bytes of a trip's message count for its first action, each reply for its own action. A shared value that a
+        client already holds (same name, same content) is not counted again.
+
+        Args:
+            actions: Name of one action, or names run in this order on the same message; their replies are merged.
+            to: Client id → its own message.
+            shared: Sent to all of them and held once per worker; actions must not change it.
+            on_reply: Called with (client id, reply) in client-id order as replies are consumed; replies are then not
+                kept and the returned dict is empty.
+
+        Returns:
+            Client id → reply, for the clients that succeeded.
+
+        Raises:
+            ValueError: Unknown action or client, no client at all, or a name both in `shared` and in a message.
+            ClientError: A client failed and the policy is "raise".
+            RoundFailedError: All clients failed.
+        """
+        names = [actions] if isinstance(actions, str) else list(actions)
+        shared = check_message(shared or {}, "server")
+        messages = {client: check_message(to[client], "server") for client in sorted(to)}
+        self._check(names, messages, shared)
+        prints, sizes = fingerprints(shared)
+        for client, message in messages.items():
+            self.traffic.down(names[0], client, message, prints, sizes)
+        replies: dict[int, Message] = {}
+        failed: list[Failure] = []
+        for outcome in in_order(self.run(names, messages, shared), list(messages)):
+            if outcome.failure is not None:
+                failed.append(outcome.failure)
+                self.failures.append(outcome.failure)
+                if self.on_failure == "raise":
+                    raise ClientError(outcome.failure) from outcome.error
+                continue
+            merged = self._accept(outcome)
+            if on_reply is None:
+                replies[outcome.client] = merged
+            else:
+                on_reply(outcome.client, merged)
+        if len(failed) == len(messages):
+            raise RoundFailedError(failed)
+        return replies
+
+    @abstractmethod
+    def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Iterator[Outcome]:
+        """Runs the actions on every client; yields outcomes in any order."""
+
+    def _accept(self, outcome: Outcome) -> Message:
+        self.states.put(outcome.client, outcome.state)
+        merged: Message = {}
+        for name, reply in outcome.replies.items():
+            self.traffic.up(name, reply)
+            merged.update(reply)
+        return merged
+
+    def _check(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> None:
+        known = self.module.actions()
+        unknown = [name for name in actions if name not in known]
+        if not actions or unknown:
+            raise ValueError(f"{type(self.module).__name__} has no action {unknown}; it has {known}")
+        if not messages:
+            raise ValueError(f"action {actions[0]!r} was asked of no client")
+        strangers = [client for client in messages if not 0 <= client < self.data.n_clients]
+        if strangers:
+            raise ValueError(f"clients {strangers} do not exist; ids are 0..{self.data.n_clients - 1}")
+        for client, message in messages.items():
+            twice = sorted(message.keys() & shared.keys())
+            if twice:
+                raise ValueError(f"names {twice} are both shared and in the message to client {client}")
+
+
+class InProcess(Backend):
+    """Runs every client in this process, one after the other, on one resident module.
+
+    Args:
+        threads: Intra-op threads; see `Backend`.
+        on_failure: "raise" or "skip"; see `Backend`.
+        state_budget_mb: Client state kept in memory; see `Backend`.
+    """
+
+    def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Iterator[Outcome]:
+        """Runs the clients in the order of `order`."""
+        for client in self.order(list(messages)):
+            with self.limited_threads():
+                outcome = run_client(self, client, actions, {**shared, **messages[client]})
+            yield outcome
+
+    def order(self, clients: list[int]) -> list[int]:
+        """The order in which clients run; no order changes a result."""
+        return clients
+
+
+def run_client(backend: Backend, client: int, actions: list[str], message: Message) -> Outcome:
+    """Runs actions of one client on the backend's resident module; an error becomes part of the outcome."""
+    state = backend.states.get(client)
+    outcome = Outcome(client, {}, state)
+    current = actions[0]
+    try:
+        ctx = ClientContext(
+            who=f"client {client}",
+            round=backend.round,
+            seed=backend.seed,
+            fabric=make_fabric(backend.device, backend.precision),
+            id=client,
+            data=backend.data.client(client),
+            state=state,
+        )
+        for current in actions:
+            reply = getattr(backend.module, current)(message, ctx)
+            outcome.replies[current] = check_message(reply, f"{ctx.who}, action {current!r}")
+        outcome.state = check_message(ctx.state, f"{ctx.who}, state")
+        _check_disjoint(outcome)
+    except Exception as error:  # the policy decides; nothing is swallowed: see Backend.ask
+        text = f"{type(error).__name__}: {error}"
+        outcome.failure = Failure(client, backend.round, current, text, traceback.format_exc())
+        outcome.error = error
+    return outcome
+
+
+def in_order(outcomes: Iterator[Outcome], clients: list[int]) -> Iterator[Outcome]:
+    """Reorders outcomes into the order of `clients`, holding back only those that came early."""
+    waiting: dict[int, Outcome] = {}
+    expected = iter(clients)
+    wanted = next(expected, None)
+    for outcome in outcomes:
+        waiting[outcome.client] = outcome
+        while wanted in waiting:
+            yield waiting.pop(wanted)
+            wanted = next(expected, None)
+
+
+def _check_disjoint(outcome: Outcome) -> None:
+    seen: set[str] = set()
+    for name, reply in outcome.replies.items():
+        twice = sorted(seen & reply.keys())
+        if twice:
+            raise ValueError(f"action {name!r} repeats the reply names {twice} of an action before it in the same trip")
+        seen |= reply.keys()
+
+
+@contextmanager
+def _set_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _torch_threads(threads: int | None) -> AbstractContextManager[Any]:
+    if threads is None or threads == torch.get_num_threads():
+        return nullcontext()
+    return _set_threads(threads)

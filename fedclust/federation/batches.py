@@ -1,0 +1,55 @@
+"""Which rows make up a batch: shuffled epochs over tensors in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def shuffled_batches(n_rows: int, batch_size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Yields one epoch of row indices in random order.
+
+    A client with fewer rows than `batch_size` gets one batch of all its rows. A last batch of a single row is merged
+    into the one before it, because BatchNorm has no statistics of one row; a client with one row in all still gets it.
+
+    Args:
+        n_rows: Number of rows.
+        batch_size: Rows per batch, at least 1.
+        generator: CPU generator of the permutation.
+
+    Yields:
+        int64 index tensors whose union is 0..n_rows-1.
+    """
+    order = torch.randperm(n_rows, generator=generator)
+    start = 0
+    while start < n_rows:
+        stop = min(start + batch_size, n_rows)
+        if n_rows - stop == 1 and batch_size > 1:
+            stop = n_rows
+        yield order[start:stop]
+        start = stop
+
+
+class Cycle:
+    """Draws any number of row indices from an endless sequence of shuffled passes.
+
+    Args:
+        n_rows: Number of rows, at least 1.
+        generator: CPU generator of the permutations.
+    """
+
+    def __init__(self, n_rows: int, generator: torch.Generator) -> None:
+        if n_rows < 1:
+            raise ValueError(f"cannot draw from {n_rows} rows")
+        self._n_rows = n_rows
+        self._generator = generator
+        self._rest = torch.empty(0, dtype=torch.int64)
+
+    def take(self, count: int) -> torch.Tensor:
+        """The next `count` indices (int64); rows repeat only after all others were drawn."""
+        while len(self._rest) < count:
+            fresh = torch.randperm(self._n_rows, generator=self._generator)
+            self._rest = torch.cat([self._rest, fresh])
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken

@@ -1,0 +1,226 @@
+"""Client modules: the client side of a method as a LightningModule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedclust.federation.context import WorkContext
+from fedclust.federation.errors import NonFiniteLossError
+from fedclust.random import seed_for
+
+Batch = Mapping[str, torch.Tensor]
+Terms = dict[str, torch.Tensor]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def action(function: F) -> F:
+    """Marks a method `(self, message, ctx) -> Message` of a client module as one that the server may ask for."""
+    function.__fedclust_action__ = True  # type: ignore[attr-defined]
+    return function
+
+
+@dataclass(frozen=True)
+class LocalFit:
+    """What a local training loop did.
+
+    Attributes:
+        n_steps: Optimiser steps made; 0 means that the weights did not move.
+        terms: Mean of every loss term over the steps of the last epoch, unweighted, by name.
+    """
+
+    n_steps: int
+    terms: dict[str, float]
+
+
+class ClientModule(pl.LightningModule):
+    """Base of all client modules.
+
+    A subclass defines `training_step`, which returns a loss or a dict of named terms with the key "loss", and methods
+    marked with `@action`. It does not log by itself: under a plain Trainer this class logs the terms as `train/<name>`,
+    so the same module trains centrally too.
+
+    Attributes:
+        max_grad_norm: Largest norm of a local step's gradient; None does not clip.
+    """
+
+    max_grad_norm: float | None = None
+
+    # -- building -----------------------------------------------------------------------------------------------
+
+    def build(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:
+        """Makes the layers whose sizes depend on the data; called before any training, more than once is harmless.
+
+        Args:
+            input_shape: Shape of one row.
+            n_classes: Number of classes, or None without labels.
+        """
+
+    def initialize(self, seed: int) -> None:
+        """Draws the initial weights from (seed, "init"), whatever was drawn before.
+
+        Every layer that has `reset_parameters` is reset. Override it to keep weights that were loaded.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_for(seed, "init"))
+            for module in self.modules():
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+
+    def configure_model(self) -> None:
+        """Builds the layers from the data module under a plain Trainer."""
+        trainer = self._trainer
+        data = getattr(trainer, "datamodule", None)
+        if data is not None and hasattr(data, "input_shape"):
+            self.build(tuple(data.input_shape), data.n_classes)
+
+    # -- what is exchanged --------------------------------------------------------------------------------------
+
+    def exchanged(self) -> dict[str, torch.Tensor]:
+        """The tensors that are exchanged: parameters and BatchNorm buffers, by name, detached but not copied."""
+        tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        for prefix, module in self.named_modules():
+            if isinstance(module, _BatchNorm):
+                for name, buffer in module.named_buffers(recurse=False):
+                    tensors[f"{prefix}.{name}" if prefix else name] = buffer
+        return tensors
+
+    def snapshot(self) -> dict[str, torch.Tensor]:
+        """A copy of `exchanged()` on the CPU."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.exchanged().items()}
+
+    def load_exchanged(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copies received tensors into the parameters and BatchNorm buffers.
+
+        Raises:
+            ValueError: If a name is missing or unknown, or a shape differs.
+        """
+        own = self.exchanged()
+        if own.keys() != tensors.keys():
+            missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+            raise ValueError(f"received weights do not fit {type(self).__name__}: missing {missing}, unknown {unknown}")
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                if own[name].shape != tensor.shape:
+                    raise ValueError(
+                        f"received weight {name!r} has shape {tuple(tensor.shape)}, the module has "
+                        f"{tuple(own[name].shape)}"
+                    )
+                own[name].copy_(tensor)
+
+    @classmethod
+    def actions(cls) -> list[str]:
+        """Names of the methods that the server may ask for."""
+        return sorted(name for name in dir(cls) if getattr(getattr(cls, name, None), "__fedclust_action__", False))
+
+    # -- local training -----------------------------------------------------------------------------------------
+
+    def local_optimizer(self) -> torch.optim.Optimizer:
+        """A new optimiser for one phase of local training; what `configure_optimizers` returns."""
+        optimizer = self.configure_optimizers()
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"{type(self).__name__}.configure_optimizers must return one optimiser for local training")
+        return optimizer
+
+    def fit_locally(
+        self,
+        ctx: WorkContext,
+        epochs: int,
+        *,
+        batches: Callable[[int], Iterable[Batch]],
+        loss: Callable[[Batch], Terms] | None = None,
+        after_epoch: Callable[[int], None] | None = None,
+    ) -> LocalFit:
+        """The one local training loop: a new optimiser, then `epochs` passes over batches of tensors in memory.
+
+        Mixed precision and loss scaling come from `ctx.fabric`; the gradient's norm is clipped to `max_grad_norm`.
+
+        Args:
+            ctx: Generators, device and precision.
+            epochs: Number of passes.
+            batches: Gives the batches of one epoch, tensors already on `ctx.device`.
+            loss: Gives the terms of one batch, with the key "loss"; default is `training_step`.
+            after_epoch: Called after every epoch, the module still in training mode.
+
+        Returns:
+            Steps made and the mean terms of the last epoch.
+
+        Raises:
+            NonFiniteLossError: If the loss became NaN or infinite; names who, the epoch and the last finite loss.
+        """
+        optimizer = ctx.fabric.setup_optimizers(self.local_optimizer())
+        loss = loss or self._terms_of_step
+        n_steps, means, last_finite = 0, dict[str, float](), math.nan
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.manual_seed(ctx.seed_for("layers"))
+            for epoch in range(epochs):
+                self.train()
+                sums, steps = _EpochSums(), 0
+                for batch in batches(epoch):
+                    terms = self._step(ctx, optimizer, loss, batch)
+                    sums.add(terms)
+                    steps += 1
+                n_steps += steps
+                if steps:
+                    means = sums.means(steps)
+                    if not math.isfinite(means["loss"]):
+                        raise NonFiniteLossError(ctx.who, ctx.round, epoch, means["loss"], last_finite)
+                    last_finite = means["loss"]
+                if after_epoch is not None:
+                    after_epoch(epoch)
+        return LocalFit(n_steps, means)
+
+    def _step(self, ctx: WorkContext, optimizer: Any, loss: Callable[[Batch], Terms], batch: Batch) -> Terms:
+        optimizer.zero_grad()
+        with ctx.fabric.autocast():
+            terms = loss(batch)
+        ctx.fabric.backward(terms["loss"])
+        if self.max_grad_norm is not None:
+            ctx.fabric.clip_gradients(self, optimizer, max_norm=self.max_grad_norm, error_if_nonfinite=False)
+        optimizer.step()
+        return terms
+
+    def _terms_of_step(self, batch: Batch) -> Terms:
+        output = self.training_step(batch, 0)
+        if isinstance(output, torch.Tensor):
+            return {"loss": output}
+        if not isinstance(output, Mapping) or "loss" not in output:
+            raise TypeError(f"{type(self).__name__}.training_step must return a loss or a dict with the key 'loss'")
+        return dict(output)
+
+    # -- logging under a plain Trainer --------------------------------------------------------------------------
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Logs the terms of `training_step` under a plain Trainer."""
+        terms = outputs if isinstance(outputs, Mapping) else {"loss": outputs}
+        size = next((len(value) for value in batch.values()), 1) if isinstance(batch, Mapping) else len(batch)
+        values = {f"train/{name}": value for name, value in terms.items() if isinstance(value, torch.Tensor)}
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=size, prog_bar=True)
+
+
+class _EpochSums:
+    """Running sums of the terms, on the device: reading one out per batch would stall a GPU."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+
+    def add(self, terms: Terms) -> None:
+        for name, value in terms.items():
+            detached = value.detach()
+            self._sums[name] = self._sums[name] + detached if name in self._sums else detached
+
+    def means(self, steps: int) -> dict[str, float]:
+        return {name: float(total) / steps for name, total in self._sums.items()}
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

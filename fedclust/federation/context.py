@@ -1,0 +1,86 @@
+"""What a piece of local work may use: its generators, its device and precision, and (on a client) its own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from fedclust.data.tables import ClientData
+from fedclust.federation.message import Message
+from fedclust.random import seed_for, torch_generator
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
+def make_fabric(device: torch.device, precision: str) -> Fabric:
+    """A Fabric for one device: mixed precision and loss scaling for local loops.
+
+    Args:
+        device: Where the work runs.
+        precision: One of "32-true", "bf16-mixed", "16-mixed".
+
+    Raises:
+        ValueError: If the precision is another one.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(
+            f"precision {precision!r} cannot be used in federated rounds; allowed: {', '.join(PRECISIONS)} "
+            "(weights are exchanged and averaged in float32)"
+        )
+    chosen: Any = precision
+    if device.type == "cpu":
+        return Fabric(accelerator="cpu", devices=1, precision=chosen)
+    return Fabric(accelerator=device.type, devices=[device.index or 0], precision=chosen)
+
+
+@dataclass
+class WorkContext:
+    """What local work on the server or on a client may use.
+
+    Attributes:
+        who: Name for messages, such as "client 3" or "server".
+        round: The round; 0 is the work before the first round.
+        seed: The run's seed.
+        fabric: Device, precision and loss scaling.
+    """
+
+    who: str
+    round: int
+    seed: int
+    fabric: Fabric
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors of this work live."""
+        return self.fabric.device
+
+    @property
+    def precision(self) -> str:
+        """Lightning's name of the precision, such as "bf16-mixed"."""
+        return str(self.fabric.strategy.precision.precision)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """A fresh CPU generator for (seed, round, who, purpose); equal calls give equal draws."""
+        return torch_generator(self.seed, self.round, self.who, purpose)
+
+    def seed_for(self, purpose: str) -> int:
+        """An integer seed for (seed, round, who, purpose), below 2**32, for libraries that want one."""
+        return seed_for(self.seed, self.round, self.who, purpose) % 2**32
+
+
+@dataclass
+class ClientContext(WorkContext):
+    """All that an action of one client sees.
+
+    Attributes:
+        id: Client id, 0..N-1.
+        data: The client's own train, val and test rows.
+        state: The client's own memory between rounds; message types only. Changes are kept if the action succeeds.
+    """
+
+    id: int = -1
+    data: ClientData = field(kw_only=True)
+    state: Message = field(default_factory=dict)

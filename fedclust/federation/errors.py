@@ -1,0 +1,59 @@
+"""Errors of federated rounds; every one names the client, the round and the action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One client's failed work.
+
+    Attributes:
+        client: Client id.
+        round: Round in which it happened; 0 is the work before the first round.
+        action: What was asked.
+        message: The error's type and text.
+        traceback: Where it happened.
+    """
+
+    client: int
+    round: int
+    action: str
+    message: str
+    traceback: str
+
+    def __str__(self) -> str:
+        return f"client {self.client}, round {self.round}, action {self.action!r}: {self.message}"
+
+
+class FederationError(RuntimeError):
+    """Base of the errors of federated rounds."""
+
+
+class ClientError(FederationError):
+    """A client's action raised; the round did not happen."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class RoundFailedError(FederationError):
+    """Every client that was asked failed."""
+
+    def __init__(self, failures: list[Failure]) -> None:
+        shown = "; ".join(str(failure) for failure in failures[:3])
+        more = f" (and {len(failures) - 3} more)" if len(failures) > 3 else ""
+        super().__init__(f"all {len(failures)} clients that were asked failed: {shown}{more}")
+        self.failures = failures
+
+
+class NonFiniteLossError(FederationError):
+    """A local loss became NaN or infinite; its weights must not be averaged."""
+
+    def __init__(self, who: str, round: int, epoch: int, value: float, last_finite: float) -> None:
+        super().__init__(
+            f"{who}, round {round}: the loss became {value} in local epoch {epoch}; the last finite epoch mean was "
+            f"{last_finite:.6g}. Lower the learning rate, or use precision 32-true or bf16-mixed"
+        )

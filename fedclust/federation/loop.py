@@ -1,0 +1,282 @@
+"""The federated loop: one epoch of Lightning's Trainer is one round."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from fedclust.federation import checkpoint
+from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
+from fedclust.federation.backend import Backend, InProcess
+from fedclust.federation.client import ClientModule
+from fedclust.federation.cohort import Cohorts
+from fedclust.federation.context import WorkContext, make_fabric
+from fedclust.federation.refusals import refuse_unusable_flags
+
+SPLITS = ("train", "val", "test")
+
+
+class FederatedLoop(pl.LightningModule):
+    """Runs a federated algorithm under a Trainer: `max_epochs` is the number of rounds.
+
+    Args:
+        algorithm: The server side of the method.
+        client: The client side; one resident module per worker.
+        backend: Carries the messages; default `InProcess()`.
+        cohort_size: Clients per round; None takes all, or `participation`.
+        participation: Share of the clients per round in (0, 1], rounded, at least one client; None takes all.
+
+    Raises:
+        ValueError: If both cohort arguments are given, or one is out of range.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        client: ClientModule,
+        backend: Backend | None = None,
+        cohort_size: int | None = None,
+        participation: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.algorithm = algorithm
+        self.client = client
+        self.backend = backend or InProcess()
+        self.cohorts = Cohorts(cohort_size, participation)
+        self.resolved_seed = 0
+        self.latest: Metrics = {}
+        self.report_progress: Callable[[str], None] = lambda text: None
+        self._state: State | None = None
+        self._server: Server | None = None
+
+    # -- what reports read --------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The algorithm's state.
+
+        Raises:
+            RuntimeError: Before `fit` or without a checkpoint.
+        """
+        if self._state is None:
+            raise RuntimeError("nothing was trained yet: run fit first, or give the checkpoint with --ckpt_path")
+        return self._state
+
+    @property
+    def server(self) -> Server:
+        """The server; exists from the Trainer's setup on."""
+        if self._server is None:
+            raise RuntimeError("the federated loop has not been set up by a Trainer yet")
+        return self._server
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds per stage so far."""
+        return self.server.seconds
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that belong into the result."""
+        return self.server.notes
+
+    def byte_counts(self) -> dict[str, dict[str, int]]:
+        """Bytes so far: {action: {"up": …, "down": …}}."""
+        return self.backend.traffic.counts()
+
+    def client_rows(self) -> list[dict[str, Any]]:
+        """One row per client: sizes and the values that its replies reported."""
+        rows = []
+        for client in range(self.backend.data.n_clients):
+            data = self.backend.data.client(client)
+            sizes = {split: len(getattr(data, split)) for split in SPLITS}
+            rows.append({"client": client, **sizes, **self.server.client_values.get(client, {})})
+        return rows
+
+    # -- setting up ---------------------------------------------------------------------------------------------
+
+    def configure_callbacks(self) -> list[Any]:
+        """Adds none; this is the first hook of a run, so flags that cannot work are refused here."""
+        refuse_unusable_flags(self.trainer)
+        return []
+
+    def configure_optimizers(self) -> None:
+        """None: optimisers live inside the clients' local loops."""
+
+    def setup(self, stage: str) -> None:
+        """Connects the backend to the data and checks everything that can be checked before training."""
+        data = getattr(self.trainer, "datamodule", None)
+        if data is None or not hasattr(data, "client"):
+            raise TypeError("a FederatedLoop needs a fedclust.FederatedDataModule: trainer.fit(loop, datamodule=data)")
+        if self._server is not None and self.backend.data is data:
+            return
+        self.resolved_seed = int(data.seed)
+        self.client.build(tuple(data.input_shape), data.n_classes)
+        device = self.trainer.strategy.root_device
+        precision = str(self.trainer.precision)
+        fabric = make_fabric(device, precision)
+        self.backend.connect(self.client, data, seed=self.resolved_seed, device=device, precision=precision)
+        sizes = {client: int(rows) for client, rows in enumerate(data.n_rows) if rows > 0}
+        self._server = Server(
+            backend=self.backend,
+            module=self.client,
+            clients=sorted(sizes),
+            sizes=sizes,
+            input_shape=tuple(data.input_shape),
+            n_classes=data.n_classes,
+            context=WorkContext("server", 0, self.resolved_seed, fabric),
+            quick=bool(getattr(self.trainer, "fast_dev_run", False)),
+            progress=lambda text: self.report_progress(text),
+        )
+        self._note_empty(data.n_clients)
+        self.cohorts.check(len(sizes))
+        self.algorithm.check(self._server)
+
+    def on_fit_start(self) -> None:
+        """Does all that comes before the first round, unless a checkpoint brought it, and saves it."""
+        if self._state is not None:
+            return
+        with self._round(0):
+            self.client.initialize(self.resolved_seed)
+            self._state = self.algorithm.start(self.server)
+        self._save_start()
+
+    # -- rounds -------------------------------------------------------------------------------------------------
+
+    def round_loader(self) -> list[list[int]] | Rounds:
+        """One cohort per epoch; the data module hands it to the Trainer."""
+        return Rounds(self)
+
+    def evaluation_loader(self) -> list[int]:
+        """One step that evaluates all clients."""
+        return [0]
+
+    def prediction_loader(self) -> list[tuple[int, str]]:
+        """One step per client and split."""
+        return [(client, split) for split in SPLITS for client in self.server.clients]
+
+    def training_step(self, cohort: list[int], batch_idx: int) -> None:
+        """One round."""
+        start = time.perf_counter()
+        failures, before = len(self.backend.failures), self._bytes()
+        with self._round(self.current_epoch + 1):
+            self._state, metrics = self.algorithm.round(self.state, cohort, self.server)
+        up, down = (now - then for now, then in zip(self._bytes(), before, strict=True))
+        metrics = {
+            **metrics,
+            "clients/asked": float(len(cohort)),
+            "clients/failed": float(len(self.backend.failures) - failures),
+            "bytes/up": float(up),
+            "bytes/down": float(down),
+            "seconds/round": time.perf_counter() - start,
+        }
+        self._log(metrics)
+        # Local optimisers are unknown to the Trainer: without these two calls its global_step would stay 0 and
+        # ModelCheckpoint would skip every save.
+        progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+        progress.increment_ready()
+        progress.increment_completed()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluates the state on the clients' validation rows."""
+        self._evaluate("val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Evaluates the state on the clients' test rows."""
+        self._evaluate("test")
+
+    def predict_step(self, batch: tuple[int, str], batch_idx: int) -> dict[str, Any]:
+        """Cluster and distance of every row of one client's split."""
+        client, split = batch
+        with self._round(self.current_epoch):
+            reply = self.algorithm.assign(self.state, self.server, int(client), split)
+        return {"client": client, "split": split, **reply}
+
+    # -- checkpoints --------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, saved: dict[str, Any]) -> None:
+        """Adds the algorithm's state, the clients' state and the byte counts."""
+        if self._state is not None:
+            saved[checkpoint.KEY] = checkpoint.export(self)
+
+    def on_load_checkpoint(self, saved: dict[str, Any]) -> None:
+        """Restores what `on_save_checkpoint` added.
+
+        Raises:
+            ValueError: If the checkpoint is of another method, seed, partition or format.
+        """
+        self._state = checkpoint.restore(self, saved)
+
+    # -- helpers ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _round(self, number: int) -> Iterator[None]:
+        self.backend.round = self.server.context.round = number
+        # The Trainer's autocast is meant for a step of one model; here it would cover averaging and k-means too.
+        with self.backend.limited_threads(), torch.autocast(self.device.type, enabled=False):
+            yield
+
+    def _evaluate(self, split: str) -> None:
+        with self._round(self.current_epoch + (split == "val")), self.server.stage("evaluate"):
+            metrics = self.algorithm.evaluate(self.state, self.server, split)
+        self._log({f"{split}/{name}": value for name, value in metrics.items()})
+
+    def _log(self, metrics: Metrics) -> None:
+        self.latest.update(metrics)
+        values = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
+
+    def _bytes(self) -> tuple[int, int]:
+        traffic = self.backend.traffic
+        return traffic.total("up"), traffic.total("down")
+
+    def _note_empty(self, n_clients: int) -> None:
+        empty = [client for client in range(n_clients) if client not in self.server.sizes]
+        if empty:
+            self.server.note(f"clients {empty} hold no training rows and are left out of every stage")
+
+    def _save_start(self) -> None:
+        keepers = [callback for callback in self.trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+        if self.server.quick or not keepers:
+            return
+        directory = keepers[0].dirpath or str(Path(self.trainer.default_root_dir) / "checkpoints")
+        self.trainer.save_checkpoint(Path(directory) / "start.ckpt")
+
+
+class Rounds:
+    """An endless supply of cohorts, one per epoch, each a function of (seed, round) alone."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        self._loop = loop
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        loop = self._loop
+        yield loop.cohorts.draw(loop.server.clients, loop.resolved_seed, loop.current_epoch + 1)
+
+
+def quiet_lightning() -> None:
+    """Silences warnings of the Trainer that do not apply when an epoch is a round."""
+    for text in (
+        ".*configure_optimizers.*returned `None`.*",
+        ".*does not have many workers.*",
+        ".*is smaller than the logging interval.*",
+        ".*lightning_fabric.*tensorboard.*",
+    ):
+        warnings.filterwarnings("ignore", message=text)
+
+
+def worst_of(mode: str) -> float:
+    """The value that never wins under a monitor's mode."""
+    return math.inf if mode == "min" else -math.inf

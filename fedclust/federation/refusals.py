@@ -1,0 +1,49 @@
+"""Trainer flags that cannot work when an epoch is a round, refused with a sentence of our own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedclust.federation.context import PRECISIONS
+
+
+def refuse_unusable_flags(trainer: Any) -> None:
+    """Raises ValueError for Trainer flags that a federated loop cannot honour; says what to use instead.
+
+    Args:
+        trainer: The `pytorch_lightning.Trainer` that is about to run a `FederatedLoop`.
+    """
+    reasons = [
+        (
+            trainer.gradient_clip_val is not None,
+            "trainer.gradient_clip_val: clipping belongs to the clients' local loops; set max_grad_norm of the client "
+            "module",
+        ),
+        (
+            trainer.accumulate_grad_batches != 1,
+            "trainer.accumulate_grad_batches: batches belong to the clients' local loops; set batch_size of the client "
+            "module",
+        ),
+        (
+            trainer.world_size > 1,
+            f"trainer.devices/strategy: {trainer.world_size} processes would each train every client; use devices=1",
+        ),
+        (
+            str(trainer.precision) not in PRECISIONS,
+            f"trainer.precision {trainer.precision!r}: weights are exchanged and averaged in float32; allowed are "
+            f"{', '.join(PRECISIONS)}",
+        ),
+        (
+            trainer.fit_loop.max_steps not in (-1, None) and not trainer.fast_dev_run,
+            "trainer.max_steps: a round is an epoch; set trainer.max_epochs to the number of rounds",
+        ),
+        (bool(trainer.overfit_batches), "trainer.overfit_batches: use a smaller data source or partition instead"),
+        (
+            trainer.val_check_interval not in (1, 1.0),
+            "trainer.val_check_interval: a round is the smallest step; use trainer.check_val_every_n_epoch",
+        ),
+        (bool(getattr(trainer, "barebones", False)), "trainer.barebones: the loop needs logging for its metrics"),
+    ]
+    refused = [text for wrong, text in reasons if wrong]
+    if refused:
+        raise ValueError("these Trainer flags do not work with federated rounds. " + "; ".join(refused))

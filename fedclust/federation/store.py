@@ -1,0 +1,113 @@
+"""Client state between rounds, and the bytes that crossed the line."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedclust.federation.message import Message, Value, digest, message_bytes, pack, unpack, value_bytes
+
+
+class StateStore:
+    """Keeps each client's state between rounds: in memory up to a budget, one file per client beyond it.
+
+    Args:
+        budget_bytes: Bytes kept in memory; None keeps everything in memory.
+    """
+
+    def __init__(self, budget_bytes: int | None = None) -> None:
+        if budget_bytes is not None and budget_bytes < 0:
+            raise ValueError(f"the state budget is a number of bytes, at least 0, not {budget_bytes}")
+        self._budget = budget_bytes
+        self._memory: dict[int, Message] = {}
+        self._sizes: dict[int, int] = {}
+        self._files: dict[int, Path] = {}
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def get(self, client: int) -> Message:
+        """A copy of the client's state; empty for a client that never stored any."""
+        if client in self._files:
+            return unpack(self._files[client].read_bytes())
+        return dict(self._memory.get(client, {}))
+
+    def put(self, client: int, state: Message) -> None:
+        """Replaces the client's state."""
+        size = message_bytes(state)
+        in_memory = sum(self._sizes.values()) - self._sizes.pop(client, 0)
+        self._memory.pop(client, None)
+        if self._budget is None or in_memory + size <= self._budget:
+            if client in self._files:
+                self._files.pop(client).unlink()
+            self._memory[client], self._sizes[client] = state, size
+            return
+        if self._directory is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="fedclust-state-")
+        path = Path(self._directory.name) / f"{client}.pt"
+        path.write_bytes(pack(state))
+        self._files[client] = path
+
+    def export(self) -> dict[int, bytes]:
+        """All states, packed, for a checkpoint."""
+        clients = sorted({*self._memory, *self._files})
+        return {client: pack(self.get(client)) for client in clients}
+
+    def load(self, packed: Mapping[int, bytes]) -> None:
+        """Replaces all states by those of a checkpoint."""
+        for path in self._files.values():
+            path.unlink()
+        self._files, self._memory, self._sizes = {}, {}, {}
+        for client, data in packed.items():
+            self.put(client, unpack(data))
+
+
+class Traffic:
+    """Counts bytes per action, and knows what each client already holds, so that data sent once counts once."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+        self._held: dict[int, dict[str, bytes]] = {}
+
+    def down(self, action: str, client: int, message: Mapping[str, Value], fingerprints: Mapping[str, bytes],
+             sizes: Mapping[str, int]) -> None:  # fmt: skip
+        """Counts a message to a client, with the shared values that this client does not hold yet."""
+        held = self._held.setdefault(client, {})
+        total = message_bytes(message)
+        for name, fingerprint in fingerprints.items():
+            if held.get(name) != fingerprint:
+                held[name] = fingerprint
+                total += sizes[name]
+        self._count(action, "down", total)
+
+    def up(self, action: str, reply: Mapping[str, Value]) -> None:
+        """Counts a reply."""
+        self._count(action, "up", message_bytes(reply))
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Bytes so far: {action: {"up": …, "down": …}}."""
+        return {action: dict(both) for action, both in self._counts.items()}
+
+    def total(self, direction: str) -> int:
+        """All bytes so far in one direction, "up" or "down"."""
+        return sum(both[direction] for both in self._counts.values())
+
+    def export(self) -> dict[str, object]:
+        """Counts and what clients hold, for a checkpoint."""
+        return {"counts": self.counts(), "held": {client: dict(held) for client, held in self._held.items()}}
+
+    def load(self, saved: Mapping[str, object]) -> None:
+        """Continues from a checkpoint."""
+        counts, held = saved["counts"], saved["held"]
+        assert isinstance(counts, Mapping) and isinstance(held, Mapping)
+        self._counts = {action: dict(both) for action, both in counts.items()}
+        self._held = {int(client): dict(values) for client, values in held.items()}
+
+    def _count(self, action: str, direction: str, size: int) -> None:
+        self._counts.setdefault(action, {"up": 0, "down": 0})[direction] += size
+
+
+def fingerprints(shared: Mapping[str, Value]) -> tuple[dict[str, bytes], dict[str, int]]:
+    """Digest and size of every shared value."""
+    return {name: digest(value) for name, value in shared.items()}, {
+        name: value_bytes(value) for name, value in shared.items()
+    }

@@ -1,0 +1,1 @@
+"""Privacy: pure functions on tensors and modules."""

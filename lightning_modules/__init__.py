@@ -1,0 +1,23 @@
+"""Client modules: the client side of every method, each a LightningModule that also trains centrally."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_modules.dcn import DCN
+
+_HOMES = {"DCN": "lightning_modules.dcn"}
+
+__all__ = ["DCN"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'lightning_modules' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

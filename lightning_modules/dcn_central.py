@@ -1,0 +1,157 @@
+"""The same DCN under a plain Trainer: the upper line of every table; and the statistics that both ways share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedclust.clustering.geometry import umap_embedding
+from fedclust.data.tables import Table
+from fedclust.federation.client import Batch, Terms
+from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
+from fedclust.metrics import contingency_table
+from fedclust.random import seed_for
+from lightning_modules.dcn_base import DCNBase, nearest
+from lightning_modules.dcn_plan import LocalPlan, LossWeights
+
+
+class CentralDCN(DCNBase):
+    """Training hooks of Algorithm 1 under a plain Trainer, and evaluation by sums."""
+
+    def set_central_plan(
+        self,
+        recon_weight: float,
+        cluster_weight: float,
+        geometry_weight: float,
+        pretrain_epochs: int,
+        n_neighbors: int,
+        min_dist: float,
+    ) -> None:
+        """Keeps the settings of central training; see `DCN`."""
+        weights = LossWeights(recon_weight, cluster_weight, geometry_weight)
+        self.plan = LocalPlan(weights, pretrain_epochs, 0, n_neighbors, min_dist)
+        self._target: torch.Tensor | None = None
+        self._tables: list[dict[str, torch.Tensor]] = []
+
+    # -- training -------------------------------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        """Draws the initial weights from the seed and computes the geometric embedding where it is asked for."""
+        data = self._data_module()
+        self.initialize(data.seed)
+        if self.plan.weights.geom:
+            embedding = umap_embedding(
+                data.train.x.flatten(1).numpy(), self.latent_dim, n_neighbors=self.plan.n_neighbors,
+                min_dist=self.plan.min_dist, seed=seed_for(data.seed, "central", "umap") % 2**32, who="train rows",
+            )  # fmt: skip
+            self._target = torch.from_numpy(embedding.target)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Terms:
+        """The loss and its terms on one batch {"x", "index"}; λ is 0 during the pretraining epochs."""
+        weights = self.plan.weights
+        if self._pretraining():
+            weights = LossWeights(weights.recon, 0.0, weights.geom)
+        if self._target is not None and "index" in batch:
+            batch = {**batch, "target": self._target[batch["index"].cpu()].to(batch["x"].device)}
+        return self.terms(batch, weights)
+
+    def on_train_epoch_end(self) -> None:
+        """Moves the centres: k-means++ at the end of pretraining, then warm starts."""
+        data = self._data_module()
+        last_pretraining = self.current_epoch + 1 == self.plan.pretrain_epochs
+        if self.current_epoch + 1 < self.plan.pretrain_epochs and not self._last_epoch():
+            return
+        fresh = last_pretraining or not bool(self.centers.any())
+        with torch.autocast(self.device.type, enabled=False):
+            self.cluster_rows(
+                data.train.x, init=None if fresh else self.centers.clone(), seed=seed_for(data.seed, "kmeans") % 2**32
+            )
+        self.train()
+
+    def _pretraining(self) -> bool:
+        return self._trainer is not None and self.current_epoch < self.plan.pretrain_epochs
+
+    def _last_epoch(self) -> bool:
+        return self.trainer.max_epochs is not None and self.current_epoch + 1 >= self.trainer.max_epochs
+
+    def _data_module(self) -> Any:
+        data = getattr(self.trainer, "datamodule", None)
+        if data is None or not hasattr(data, "train"):
+            raise TypeError("train a DCN with a fedclust.FederatedDataModule: it gives the pooled rows to k-means")
+        return data
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Collects one batch of validation rows."""
+        self._collect(batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Collects one batch of test rows."""
+        self._collect(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs `val/…` from all batches at once."""
+        self._log_collected("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs `test/…` from all batches at once."""
+        self._log_collected("test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+        """Cluster of every row and its distance to the centre."""
+        z = self.latents(batch["x"])
+        labels = nearest(z, self.centers)
+        distance = (z - self.centers[labels]).square().sum(1).sqrt()
+        return {"index": batch["index"], "cluster": labels, "distance": distance}
+
+    def statistics(self, table: Table) -> dict[str, torch.Tensor]:
+        """Sums over the rows of a table, from which `fedclust.metrics.metrics_from_statistics` computes all metrics.
+
+        Returns:
+            "n" (), "recon_sum" () sum over rows of the mean squared error, "counts" (K,), "sums" (K, d) latents summed
+            per cluster, "square_sum" (d,); "contingency" (C, K) where the table has labels. float64 and int64.
+        """
+        K, d = self.n_clusters, self.latent_dim
+        z = self.latents(table.x).cpu().double() if len(table) else torch.empty(0, d, dtype=torch.float64)
+        labels = nearest(z, self.centers.cpu().double())
+        error = sum(
+            (self.decode_rows(part.float()).double() - rows.flatten(1).double()).square().mean(1).sum()
+            for part, rows in zip(z.split(8192), table.x.split(8192), strict=True)
+        )
+        result = {
+            "n": torch.tensor(len(table)),
+            "recon_sum": torch.as_tensor(error, dtype=torch.float64),
+            "counts": torch.bincount(labels, minlength=K),
+            "sums": torch.zeros(K, d, dtype=torch.float64).index_add_(0, labels, z),
+            "square_sum": z.square().sum(0),
+        }
+        if table.y is not None and self.n_classes is not None:
+            contingency = contingency_table(table.y.numpy(), labels.numpy(), self.n_classes, K)
+            result["contingency"] = torch.from_numpy(contingency)
+        return result
+
+    def distance_sums(self, table: Table, means: torch.Tensor) -> torch.Tensor:
+        """Per cluster, the sum of the latents' Euclidean distances to `means` (K, d); (K,) float64."""
+        sums = torch.zeros(self.n_clusters, dtype=torch.float64)
+        if not len(table):
+            return sums
+        z = self.latents(table.x).cpu().double()
+        labels = nearest(z, self.centers.cpu().double())
+        return sums.index_add_(0, labels, (z - means.double()[labels]).square().sum(1).sqrt())
+
+    def _collect(self, batch: Mapping[str, torch.Tensor]) -> None:
+        self._tables.append({name: value.cpu() for name, value in batch.items() if name in ("x", "y")})
+
+    def _log_collected(self, split: str) -> None:
+        if not self._tables:
+            return
+        x = torch.cat([part["x"] for part in self._tables])
+        y = torch.cat([part["y"] for part in self._tables]) if "y" in self._tables[0] else None
+        self._tables = []
+        table = Table(x, y, torch.arange(len(x)).numpy())
+        statistics = add_statistics([self.statistics(table)])
+        metrics = metrics_from_statistics(statistics, lambda means: self.distance_sums(table, means))
+        self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, prog_bar=True)

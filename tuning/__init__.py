@@ -1,0 +1,1 @@
+"""Optuna studies over federated runs."""
