@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse.linalg
 
 from fedclust.clustering.checks import as_rows, check_count, one_thread, prefix
 
@@ -83,7 +88,7 @@ def umap_embedding(
 
 
 def _fit(rows: np.ndarray, settings: dict[str, Any], seed: int) -> tuple[np.ndarray, str]:
-    with one_thread(), warnings.catch_warnings(record=True) as caught:
+    with one_thread(), _seeded_eigsh(seed), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         from umap import UMAP  # takes seconds to import: only who embeds pays for it
 
@@ -96,6 +101,29 @@ def _fit(rows: np.ndarray, settings: dict[str, Any], seed: int) -> tuple[np.ndar
     # UMAP itself falls back to a random start, and tells so by a warning only.
     failed = any("Spectral initialisation failed" in str(entry.message) for entry in caught)
     return np.asarray(target, dtype=np.float32), "random" if failed else "spectral"
+
+
+@contextmanager
+def _seeded_eigsh(seed: int) -> Iterator[None]:
+    """Give SciPy's sparse eigensolver a seed within the block, unless its caller gives one.
+
+    Where a graph is symmetric (equal rows, rows on a ring) the solver runs out of directions and draws new ones, from
+    fresh entropy in SciPy 1.17 and later. UMAP has no argument for that seed, and its results then differ run by run.
+    """
+    original = scipy.sparse.linalg.eigsh
+    if "rng" not in inspect.signature(original).parameters:
+        yield
+        return
+
+    @functools.wraps(original)
+    def seeded(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{"rng": np.random.default_rng(seed), **kwargs})
+
+    scipy.sparse.linalg.eigsh = seeded
+    try:
+        yield
+    finally:
+        scipy.sparse.linalg.eigsh = original
 
 
 def _finite(target: np.ndarray, who: str) -> np.ndarray:

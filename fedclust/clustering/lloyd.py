@@ -59,7 +59,8 @@ def lloyd(
 def _run(x: Tensor, centers: Tensor, max_iter: int, threshold: float) -> tuple[Tensor, int, float]:
     previous: Tensor | None = None
     n_iter = 0
-    for n_iter in range(1, max_iter + 1):
+    while n_iter < max_iter:
+        n_iter += 1
         labels, distances = nearest(x, centers)
         updated = _means(x, labels, distances, centers)
         shift = float((updated - centers).square().sum())

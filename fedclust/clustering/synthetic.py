@@ -133,7 +133,7 @@ def sample_latents(
         (sum of counts, d) in the type of ``centers``, ordered by cluster.
 
     Raises:
-        ValueError: for shapes that do not fit, negative or non-finite spreads, negative counts or an unknown covariance.
+        ValueError: for shapes that do not fit, bad spreads, negative counts or an unknown covariance.
     """
     _one_of(covariance, "covariance", ("sigma_squared", "sigma"))
     centers = as_rows(centers, "centers")

@@ -228,7 +228,7 @@ class FederatedDataModule(pl.LightningDataModule):
         return pooled_loader(self.train, self.batch_size, torch_generator(self.resolved_seed, "train loader"))
 
     def val_dataloader(self) -> Any:
-        """The module's own `evaluation_loader()`, else batches of the pooled validation rows (none if there are none)."""
+        """The module's own `evaluation_loader()`, else batches of the pooled validation rows."""
         return self._evaluation_loader(self.val)
 
     def test_dataloader(self) -> Any:

@@ -88,8 +88,8 @@ def read_npz(path: Path) -> RawData:
 def read_image_folder(root: Path, *, image_size: int | None = None, image_channels: int = 3) -> RawData:
     """Read a folder of images in torchvision's `ImageFolder` layout, one sub-folder per class.
 
-    Optional levels above the classes: `train/` and `test/` sub-folders, and below them one sub-folder per client
-    (recognised by class folders inside it; its name becomes the client's id): ``root[/train][/client]/class/image.png``.
+    The path of an image is ``root[/train|/test][/client]/class/image.png``. A level of clients is recognised by class
+    folders inside its folders; the folder's name becomes the client's id.
 
     Args:
         root: The folder.

@@ -58,10 +58,7 @@ class RowBatches(Sampler[list[int]]):
         return len(self._starts())
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self.generator is None:
-            order = torch.arange(self.n)
-        else:
-            order = torch.randperm(self.n, generator=self.generator)
+        order = torch.arange(self.n) if self.generator is None else torch.randperm(self.n, generator=self.generator)
         starts = self._starts()
         for start, stop in zip(starts, [*starts[1:], self.n], strict=True):
             yield order[start:stop].tolist()

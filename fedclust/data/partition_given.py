@@ -70,9 +70,11 @@ class LabelGroups(Partition):
         return dealt
 
     def groups(self) -> IntArray:
+        """Number of the label group of each client."""
         return np.repeat(np.arange(len(self.label_groups), dtype=np.int64), self.clients_per_group)
 
     def describe(self) -> dict[str, Any]:
+        """Class name and arguments."""
         args = {"groups": self.label_groups, "clients_per_group": self.clients_per_group}
         return {"class": "LabelGroups", "args": args}
 
@@ -154,6 +156,7 @@ class Natural(Partition):
         return [str(name) for name in self._unique]
 
     def for_source(self, ids: np.ndarray[Any, Any] | None) -> Partition:
+        """Natural clients of the source's own ids; this object when the source has none."""
         return self if ids is None else Natural(ids)
 
     def describe(self) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", tes
     x_test = None if raw.x_test is None else _inputs(raw.name, "test", raw.x_test, layout)
     if (raw.y is None) != (raw.y_test is None) and x_test is not None:
         raise ValueError(f"{raw.name}: train and test must both have labels, or neither")
-    y, y_test, class_names = encode_labels(raw.name, raw.y, raw.y_test)
+    y, y_test, class_names = encode_labels(raw.name, raw.y, raw.y_test, raw.class_names)
     raw = replace(raw, ids=_client_ids(raw.name, raw.ids), test_ids=_client_ids(raw.name, raw.test_ids))
     _check_length(raw.name, "labels", y, len(x))
     _check_length(raw.name, "client ids", raw.ids, len(x))
@@ -83,7 +83,7 @@ def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", tes
         name=raw.name,
         train=_table(train_x, y, train),
         test=_table(test_x, y_test, test),
-        class_names=raw.class_names or class_names,
+        class_names=class_names,
         ids=None if raw.ids is None else raw.ids[train],
         test_ids=test_ids,
         one_table=raw.x_test is None,
@@ -121,9 +121,11 @@ def with_test_part(source: Source, test_fraction: float) -> Source:
 
 
 def encode_labels(
-    name: str, y: AnyArray | None, y_test: AnyArray | None
+    name: str, y: AnyArray | None, y_test: AnyArray | None, class_names: list[str] | None = None
 ) -> tuple[AnyArray | None, AnyArray | None, list[str] | None]:
     """Map whole-number or string labels to 0..C-1 in sorted order; returns (y, y_test, class names).
+
+    With `class_names` the labels are indices into them already and stay as they are.
 
     Raises:
         ValueError: If labels are not one per row, or neither whole numbers nor strings.
@@ -133,6 +135,8 @@ def encode_labels(
     parts = [_label_values(name, y)] + ([] if y_test is None else [_label_values(name, y_test)])
     if len({part.dtype.kind == "U" for part in parts}) > 1:
         raise ValueError(f"{name}: train labels are {parts[0].dtype}, test labels {parts[1].dtype}")
+    if class_names is not None:
+        return parts[0].astype(np.int64), None if y_test is None else parts[1].astype(np.int64), class_names
     classes, codes = np.unique(np.concatenate(parts), return_inverse=True)
     codes = codes.astype(np.int64)
     names = [str(value) for value in classes]

@@ -30,7 +30,7 @@ def largest_remainder(total: int, weights: AnyArray) -> IntArray:
     if not np.isfinite(shares).all() or (shares < 0).any() or shares.sum() <= 0:
         raise ValueError(f"weights must be finite, not negative and not all 0, got {shares.tolist()}")
     quotas = total * (shares / shares.sum())
-    counts = np.floor(quotas + 1e-9).astype(np.int64)  # 1e-9: a quota of 2.9999999999 is 3
+    counts: IntArray = np.floor(quotas + 1e-9).astype(np.int64)  # 1e-9: a quota of 2.9999999999 is 3
     order = np.argsort(-(quotas - counts), kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
     return counts

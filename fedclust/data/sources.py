@@ -66,6 +66,8 @@ def load_source(
         ValueError: If the source is of no known kind, or its content is unusable.
     """
     if isinstance(source, Source):
+        if (scale, layout) != ("auto", "auto"):
+            raise ValueError(f"a Source is taken as it is: leave scale and layout at auto, got {scale!r}, {layout!r}")
         source = source if ids is None else replace(source, ids=ids, test_ids=None)
         return source if source.test is not None else with_test_part(source, test_fraction)
     if isinstance(source, (str, Path)):

@@ -99,12 +99,14 @@ class Rotations(ClientTransform):
         super().__init__(len(self.degrees), client_groups)
 
     def check(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:
+        """Refuse rows that are no images, and images that are not square where a quarter turn is asked for."""
         if len(input_shape) != 3:
             raise ValueError(f"Rotations needs images (channels, height, width), got rows of shape {input_shape}")
         if input_shape[1] != input_shape[2] and any(angle % 180 == 90 for angle in self.degrees):
             raise ValueError(f"Rotations by 90 or 270 degrees needs square images, got {input_shape[1:]}")
 
     def apply(self, client: int, table: Table) -> Table:
+        """The client's rows, turned by its group's angle."""
         self.check(tuple(table.x.shape[1:]), None)
         return replace(table, x=_turn(table.x, self.degrees[self.group_of(client)]))
 
@@ -150,6 +152,7 @@ class LabelSwaps(ClientTransform):
         return checked
 
     def check(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:
+        """Refuse data without labels, and pairs that name a label which the data does not have."""
         if n_classes is None:
             raise ValueError("LabelSwaps needs labels, but the data has none")
         highest = max((label for group in self.pairs for pair in group for label in pair), default=0)
@@ -157,6 +160,7 @@ class LabelSwaps(ClientTransform):
             raise ValueError(f"LabelSwaps names label {highest}, the data has labels 0..{n_classes - 1}")
 
     def apply(self, client: int, table: Table) -> Table:
+        """The client's rows with its group's label pairs swapped."""
         if table.y is None:
             raise ValueError("LabelSwaps needs labels, but the data has none")
         swapped = table.y.clone()

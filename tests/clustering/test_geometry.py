@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import scipy.sparse.linalg
 import torch
 
 from fedclust.clustering import geometry
@@ -85,16 +86,31 @@ def test_blobs_far_apart_are_placed() -> None:
     assert np.isfinite(umap_embedding(x, 2, n_neighbors=5, seed=0).target).all()
 
 
-def test_equal_rows_fall_back_to_a_random_start_and_say_so() -> None:
-    x = np.repeat(rows(1), 20, axis=0)
-    result = umap_embedding(x, 2, n_neighbors=5, seed=0)
-    assert np.isfinite(result.target).all()
+ANGLES = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+SYMMETRIC = {
+    "one row repeated": np.repeat(rows(1), 20, axis=0),
+    "two rows repeated": np.repeat(rows(2), 20, axis=0),
+    "ring": np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1),
+    "one-hot": np.eye(20),
+}
+
+
+@pytest.mark.parametrize("name", SYMMETRIC)
+def test_symmetric_rows_are_placed_with_the_same_bits_each_time(name: str) -> None:
+    targets = [umap_embedding(SYMMETRIC[name], 2, n_neighbors=5, seed=0).target for _ in range(8)]
+    assert np.isfinite(targets[0]).all()
+    assert len({target.tobytes() for target in targets}) == 1
+
+
+def test_a_failed_spectral_start_falls_back_to_a_random_one_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, rng: object = None, **kwargs: object) -> None:
+        raise scipy.sparse.linalg.ArpackNoConvergence("No convergence", np.zeros(0), np.zeros((0, 0)))
+
+    monkeypatch.setattr(scipy.sparse.linalg, "eigsh", refuse)
+    result = umap_embedding(rows(20), 2, seed=0)
     assert result.init == "random"
-    assert np.array_equal(result.target, umap_embedding(x, 2, n_neighbors=5, seed=0).target)
-
-
-def test_two_distinct_rows_many_times_over_are_placed() -> None:
-    assert np.isfinite(umap_embedding(np.repeat(rows(2), 20, axis=0), 2, n_neighbors=5, seed=0).target).all()
+    assert np.isfinite(result.target).all()
+    assert scipy.sparse.linalg.eigsh is refuse  # what was exchanged for the fit is put back
 
 
 def test_an_eigensolver_that_raises_falls_back_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,14 @@ def test_all_counts_within_sigma_may_be_zero() -> None:
 
 
 def test_a_lone_point_counts_despite_the_rounding_of_its_centre() -> None:
+    z = torch.tensor([[300.3, -2.7]])
+    center = torch.nextafter(z, torch.full_like(z, 1e4))
+    spread = cluster_spread(z, torch.tensor([0]), center)
+    assert spread.tolist() == [0]
+    assert count_points(z, torch.tensor([0]), center, spread).tolist() == [1]
+
+
+def test_as_many_clusters_as_rows() -> None:
     z = torch.from_numpy(numpy_generator(0, "z").normal(3, 1, (9, 4))).float()
     result = kmeans(z, 9)
     spread = cluster_spread(z, result.labels, result.centers)

@@ -1,0 +1,47 @@
+"""Silences what the Trainer says that does not apply when an epoch is a round."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+_WARNINGS = (
+    r".*configure_optimizers.*returned `None`.*",
+    r".*does not have many workers.*",
+    r".*is smaller than the logging interval.*",
+    r".*lightning_fabric.*tensorboard.*",
+    r".*tensorboardX.*",
+    r".*GPU available but not used.*",
+    r".*Checkpoint directory .* exists and is not empty.*",
+    r".*module\(s\) in eval mode.*",
+    r".*isinstance\(treespec, LeafSpec\).*",
+    r".*`LeafSpec`.*",
+    r".*dataloader_iter.*",
+    r".*could not find the monitored key in the returned metrics.*",
+    r".*torch\.load.*weights_only.*",
+    r".*n_jobs value .* overridden to 1 by setting random_state.*",
+    r".*No device id is provided via `init_process_group`.*",
+)
+_SAID = ("available:", "Tip:", "`Trainer.fit` stopped", "Restor", "Loaded model weights", "weights_only", "Detected Key")
+_LOGGERS = (
+    "pytorch_lightning.utilities.rank_zero",
+    "lightning_fabric.utilities.rank_zero",
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning_utilities.core.rank_zero",
+)
+
+
+class _NotForRounds(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return not any(part in text for part in _SAID)
+
+
+def quiet_lightning() -> None:
+    """Filters warnings and log lines of the Trainer that say nothing about a federated run; all others stay."""
+    for text in _WARNINGS:
+        warnings.filterwarnings("ignore", message=text)
+    for name in _LOGGERS:
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, _NotForRounds) for known in logger.filters):
+            logger.addFilter(_NotForRounds())

@@ -1,0 +1,90 @@
+"""The table that ends a run: plain text, aligned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fedclust.report.summary import Summary, totals
+
+ROWS = {
+    "test/acc": "accuracy (one-to-one)",
+    "test/nmi": "normalised mutual information",
+    "test/ari": "adjusted Rand index",
+    "test/dbi": "Davies-Bouldin, latent space",
+    "test/recon": "reconstruction error",
+    "test/populated": "populated clusters",
+}
+
+
+def results_table(summary: Summary) -> str:
+    """The table of a finished run: metrics, bytes, seconds per stage, monitor and notes.
+
+    Args:
+        summary: What `RunRecorder.summary` holds, or summary.json read back.
+    """
+    return "\n".join([_title(summary), *_aligned(_rows(summary)), *_notes(summary["notes"])])
+
+
+def human_bytes(count: int) -> str:
+    """A number of bytes with its unit, powers of 1000: "999 B", "1.2 kB", "12.3 MB"."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.95 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def number(value: float | str | None) -> str:
+    """A metric's value with four decimals; whole numbers without."""
+    if value is None:
+        return "not a number"
+    if isinstance(value, str) or not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if value == int(value) and abs(value) > 1 else f"{value:.4f}"
+
+
+def _title(summary: Summary) -> str:
+    parts = [f"{summary['name']} on {summary['source']}" if summary["source"] else summary["name"]]
+    if summary["clients"]:
+        parts.append(f"{summary['clients']} clients")
+    parts += [f"{summary['rounds']} rounds", f"seed {summary['seed']}", summary["status"]]
+    return ", ".join(parts)
+
+
+def _rows(summary: Summary) -> list[tuple[str, str, str]]:
+    metrics = summary["metrics"]
+    known = [(name, number(metrics[name]), text) for name, text in ROWS.items() if name in metrics]
+    others = [
+        (name, number(value), "")
+        for name, value in sorted(metrics.items())
+        if name.startswith("test/") and name not in ROWS
+    ]
+    up, down = totals(summary["bytes"])
+    seconds = summary["seconds"]
+    rows = [*known, *others]
+    if summary["bytes"]:
+        rows += [("bytes up", human_bytes(up), "clients to server"), ("bytes down", human_bytes(down), "server to clients")]
+    rows += [(f"seconds {stage}", f"{spent:.1f}", "") for stage, spent in seconds.items()]
+    if summary["monitor"]:
+        labels = "uses labels" if summary["uses_labels"] else "uses no labels"
+        chosen = f"{summary['selected']} round {summary['selected_round']}" if summary["selected"] else ""
+        rows.append(("monitor", f"{summary['monitor']} ({summary['monitor_mode']})", f"{labels}; {chosen}".rstrip("; ")))
+    return rows
+
+
+def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
+    if not rows:
+        return []
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [f"  {name:<{first}}  {value:>{second}}  {text}".rstrip() for name, value, text in rows]
+    return ["-" * max(map(len, lines)), *lines]
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return [f"  note: {note}" for note in notes]
+
+
+def metrics_table(metrics: Mapping[str, float]) -> str:
+    """Names and values of metrics, aligned."""
+    return "\n".join(_aligned([(name, number(value), ROWS.get(name, "")) for name, value in sorted(metrics.items())]))
