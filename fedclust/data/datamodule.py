@@ -236,8 +236,9 @@ class FederatedDataModule(pl.LightningDataModule):
         return self._evaluation_loader(self.test)
 
     def predict_dataloader(self) -> Any:
-        """The module's own `evaluation_loader()`, else batches of the pooled test rows."""
-        return self._evaluation_loader(self.test)
+        """The module's own `prediction_loader()`, else batches of the pooled test rows."""
+        own = self._module_loader("prediction_loader")
+        return self._evaluation_loader(self.test) if own is None else own
 
     def _evaluation_loader(self, table: Table) -> Any:
         own = self._module_loader("evaluation_loader")

@@ -1,0 +1,73 @@
+"""Markdown tables of the FedDCN runs beside the paper's Table II."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+# Table II of arXiv:2609.21829: best, mean and standard deviation over five runs, of ACC and NMI.
+PAPER = {
+    ("mnist", "iid", 5): (".8026", ".7643 ± .0525", ".7592", ".7445 ± .0144"),
+    ("mnist", "noniid", 5): (".7799", ".7328 ± .0515", ".7922", ".7693 ± .0221"),
+    ("mnist", "iid", 20): (".7160", ".6838 ± .0206", ".6772", ".6666 ± .0103"),
+    ("mnist", "noniid", 20): (".7636", ".7029 ± .0475", ".7442", ".6981 ± .0423"),
+    ("fashion_mnist", "iid", 5): (".6427", ".5866 ± .0443", ".6491", ".6164 ± .0183"),
+    ("fashion_mnist", "noniid", 5): (".5885", ".5650 ± .0253", ".6103", ".6022 ± .0090"),
+    ("fashion_mnist", "iid", 20): (".6028", ".5849 ± .0117", ".6193", ".6003 ± .0182"),
+    ("fashion_mnist", "noniid", 20): (".5561", ".5241 ± .0318", ".5956", ".5720 ± .0269"),
+    ("usps", "iid", 5): (".7848", ".7521 ± .0448", ".7472", ".7323 ± .0164"),
+    ("usps", "noniid", 5): (".6956", ".6239 ± .0577", ".7364", ".7100 ± .0280"),
+    ("usps", "iid", 20): (".7653", ".6994 ± .0597", ".7036", ".6825 ± .0095"),
+    ("usps", "noniid", 20): (".7803", ".7159 ± .0372", ".7076", ".6925 ± .0124"),
+}
+HEADER = (
+    "| data | scenario | clients | variant | seeds | ACC | NMI | ARI | DBI | rounds | seconds | ACC (label stop) "
+    "| NMI (label stop) | paper ACC best (mean) | paper NMI best (mean) |"
+)
+INTRO = """# FedDCN beside the paper
+
+Mean ± sample standard deviation over the seeds, test split. ACC to DBI: stopped and selected by `val/dbi`, which uses no
+labels. "label stop": stopped and selected by validation accuracy, which uses labels, as the paper did. rounds: until
+the label-free stop. Written by `python benchmarks/reproduce_feddcn.py --table`.
+"""
+
+
+def write_table(folder: Path) -> str:
+    """Writes `feddcn.md` from all JSONs of the folder and returns its text."""
+    cells: dict[tuple[str, str, int, str], list[dict[str, Any]]] = defaultdict(list)
+    for path in sorted(folder.glob("feddcn_*_*.json")):
+        run = json.loads(path.read_text())
+        cells[run["dataset"], run["scenario"], run["clients"], run["variant"]].append(run)
+    lines = [INTRO, HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
+    lines += [_line(cell, runs) for cell, runs in sorted(cells.items())]
+    text = "\n".join(lines) + "\n"
+    (folder / "feddcn.md").write_text(text)
+    return text
+
+
+def _line(cell: tuple[str, str, int, str], runs: list[dict[str, Any]]) -> str:
+    dataset, scenario, clients, variant = cell
+    labelled = [run["label_based"] for run in runs]
+    paper = PAPER.get((dataset, scenario, clients), ("", "", "", ""))
+    seeds = ",".join(str(run["seed"]) for run in sorted(runs, key=lambda run: run["seed"]))
+    columns = [
+        dataset, scenario, str(clients), variant, seeds,
+        *(_spread([run[name] for run in runs]) for name in ("acc", "nmi", "ari", "dbi")),
+        _whole(run["rounds"] for run in runs), _whole(run["seconds"] for run in runs),
+        *(_spread([run[name] for run in labelled]) for name in ("acc", "nmi")),
+        f"{paper[0]} ({paper[1]})" if paper[0] else "", f"{paper[2]} ({paper[3]})" if paper[2] else "",
+    ]  # fmt: skip
+    return "| " + " | ".join(columns) + " |"
+
+
+def _spread(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{mean(values):.3f} ± {stdev(values):.3f}"
+
+
+def _whole(values: Any) -> str:
+    return ", ".join(f"{value:.0f}" for value in values)

@@ -1,0 +1,187 @@
+"""FedDCN beside the paper's Table II: one JSON per run and a Markdown table.
+
+    python benchmarks/reproduce_feddcn.py --dataset fashion_mnist --scenario iid --clients 5 --seeds 0,1
+    python benchmarks/reproduce_feddcn.py --dataset fashion_mnist --scenario iid --variant no_geometry --seeds 0
+    python benchmarks/reproduce_feddcn.py --table
+
+Settings are those of configs/feddcn_<dataset>_<scenario>.yaml (the paper's Table IV). Runs whose JSON exists are skipped.
+
+A run keeps two monitors beside each other, each with a patience of 15 rounds: the label-free one (validation
+Davies-Bouldin) and, as in the paper, validation accuracy, which uses labels. It goes on until both have stopped or the
+number of rounds is reached. For each monitor the figures are the test split's at that monitor's best round before it
+stopped; the test split is measured every round but chooses nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import subprocess
+import time
+import warnings
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import yaml
+
+from feddcn_table import write_table
+from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess
+from lightning_modules import DCN
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "no_geometry": {"geometry_pretrain": 0.0, "geometry_federated": 0.0},
+    "no_augmentation": {"augment": False},
+    "isotropic_within_sigma": {"sampling": "isotropic", "counts": "within_sigma"},
+    "isotropic_assigned": {"sampling": "isotropic", "counts": "assigned"},
+    "diagonal_within_sigma": {"sampling": "diagonal", "counts": "within_sigma"},
+    "diagonal_assigned": {"sampling": "diagonal", "counts": "assigned"},
+}
+
+
+@dataclass
+class Monitor:
+    """One stopping rule: the best value so far, when it was reached, and whether patience ran out."""
+
+    name: str
+    sign: int
+    patience: int
+    best: float = float("-inf")
+    best_round: int = 0
+    stopped: int | None = None
+
+    def update(self, round: int, value: float) -> None:
+        """Takes the value of one round."""
+        if self.stopped is not None:
+            return
+        if self.sign * value > self.best:
+            self.best, self.best_round = self.sign * value, round
+        elif round - self.best_round >= self.patience:
+            self.stopped = round
+
+
+@dataclass
+class History(pl.Callback):
+    """Keeps validation and test metrics of every round and ends the run when all monitors have stopped."""
+
+    monitors: list[Monitor]
+    rows: list[dict[str, float]] = field(default_factory=list)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Measures the test split and updates the monitors."""
+        assert isinstance(module, FederatedLoop)
+        test = module.algorithm.evaluate(module.state, module.server, "test")
+        row = {"round": trainer.current_epoch + 1, **module.latest}
+        row |= {f"test/{name}": value for name, value in test.items()}
+        self.rows.append(row)
+        for monitor in self.monitors:
+            monitor.update(int(row["round"]), row[monitor.name])
+        print({name: round(row[name], 4) for name in ("round", "val/dbi", "val/acc", "test/acc", "test/nmi")}, flush=True)
+        if all(monitor.stopped is not None for monitor in self.monitors):
+            trainer.should_stop = True
+
+
+def settings(dataset: str, scenario: str) -> dict[str, Any]:
+    """The parsed configuration of one cell; digits has one scenario."""
+    stem = "feddcn_digits" if dataset == "digits" else f"feddcn_{dataset.replace('_mnist', '')}_{scenario}"
+    return dict(yaml.safe_load((ROOT / "configs" / f"{stem}.yaml").read_text()))
+
+
+def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """One run; returns what its JSON holds."""
+    config = settings(options.dataset, options.scenario)
+    loop_args, data_args = config["model"]["init_args"], config["data"]["init_args"]
+    algorithm = {**loop_args["algorithm"]["init_args"], **VARIANTS[options.variant]}
+    partition = {**data_args["partition"]["init_args"], "n_clients": options.clients}
+    rounds = options.rounds or config["trainer"]["max_epochs"]
+    data = FederatedDataModule(
+        source=options.dataset, root=options.root, partition=Dirichlet(**partition), seed=seed
+    )  # fmt: skip
+    loop = FederatedLoop(
+        FedDCN(**algorithm), DCN(**loop_args["client"]["init_args"]), InProcess(threads=options.threads)
+    )
+    free = Monitor("val/dbi", -1, options.patience)
+    labelled = Monitor("val/acc", +1, options.patience)
+    history = History([free, labelled])
+    trainer = pl.Trainer(
+        max_epochs=rounds, accelerator="cpu", precision=options.precision, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, callbacks=[history],
+    )  # fmt: skip
+    start = time.perf_counter()
+    trainer.fit(loop, datamodule=data)
+    seconds = time.perf_counter() - start
+    return {
+        "dataset": options.dataset, "scenario": options.scenario, "clients": options.clients,
+        "variant": options.variant, "seed": seed, **chosen(history, free, uses_labels=False),
+        "label_based": chosen(history, labelled, uses_labels=True), "rounds_run": len(history.rows),
+        "seconds": round(seconds, 1), "stages": {name: round(value, 1) for name, value in loop.seconds.items()},
+        "precision": options.precision, "threads": options.threads, "algorithm": algorithm,
+        "client": loop_args["client"]["init_args"], "partition": partition, "bytes": loop.byte_counts(),
+        "notes": loop.notes, "versions": versions(), "history": history.rows,
+    }  # fmt: skip
+
+
+def chosen(history: History, monitor: Monitor, uses_labels: bool) -> dict[str, Any]:
+    """Test figures at the monitor's best round."""
+    row = history.rows[monitor.best_round - 1]
+    figures = {name: round(row[f"test/{name}"], 4) for name in ("acc", "nmi", "ari", "dbi", "recon")}
+    last = monitor.stopped or len(history.rows)
+    return {**figures, "best_round": monitor.best_round, "rounds": last, "monitor": monitor.name,
+            "uses_labels": uses_labels}  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the figures depend on, and the commit."""
+    names = ("torch", "pytorch-lightning", "numpy", "scikit-learn", "umap-learn")
+    found = {name: version(name) for name in names}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return {"python": platform.python_version(), "commit": commit.stdout.strip(), **found}
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", choices=("mnist", "fashion_mnist", "usps", "digits"))
+    parser.add_argument("--scenario", choices=("iid", "noniid"), default="noniid")
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--variant", choices=sorted(VARIANTS), default="paper")
+    parser.add_argument("--rounds", type=int, help="rounds at most; default: the configuration's")
+    parser.add_argument("--patience", type=int, default=15)
+    parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--root", help="folder of the data; default: where the library looks")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--table", action="store_true", help="only write the table from the JSONs")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Runs what was asked for and writes the table."""
+    options = parse()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if not options.table:
+        if options.dataset is None:
+            raise SystemExit("--dataset is needed, or --table")
+        for seed in (int(part) for part in options.seeds.split(",")):
+            name = f"feddcn_{options.dataset}_{options.scenario}_{options.clients}_{options.variant}_{seed}.json"
+            path = options.out / name
+            if path.exists():
+                print(f"{name} exists, skipped")
+                continue
+            result = run(options, seed)
+            path.write_text(json.dumps(result, indent=1, allow_nan=True) + "\n")
+            print(f"{name}: acc {result['acc']} nmi {result['nmi']} in {result['seconds']} s", flush=True)
+    print(write_table(options.out))
+
+
+if __name__ == "__main__":
+    main()
