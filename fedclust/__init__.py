@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedclust.algorithms.feddcn import FedDCN
-    from fedclust.api import Result, cluster, federate, load
+    from fedclust.api import cluster, federate
     from fedclust.data.datamodule import FederatedDataModule
     from fedclust.data.partition import Dirichlet, Iid, LabelGroups, Natural, Shards
     from fedclust.data.transforms import LabelSwaps, Rotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedclust.federation.context import ClientContext
     from fedclust.federation.loop import FederatedLoop
     from fedclust.metrics import clustering_accuracy
+    from fedclust.result import Result, load
 
 _HOMES = {
     "Algorithm": "fedclust.federation.algorithm",
@@ -36,7 +37,7 @@ _HOMES = {
     "LabelGroups": "fedclust.data.partition",
     "LabelSwaps": "fedclust.data.transforms",
     "Natural": "fedclust.data.partition",
-    "Result": "fedclust.api",
+    "Result": "fedclust.result",
     "Rotations": "fedclust.data.transforms",
     "Server": "fedclust.federation.algorithm",
     "Shards": "fedclust.data.partition",
@@ -46,7 +47,7 @@ _HOMES = {
     "cluster": "fedclust.api",
     "clustering_accuracy": "fedclust.metrics",
     "federate": "fedclust.api",
-    "load": "fedclust.api",
+    "load": "fedclust.result",
     "weighted_average": "fedclust.federation.averaging",
 }
 

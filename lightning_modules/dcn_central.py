@@ -40,11 +40,11 @@ class CentralDCN(DCNBase):
     def on_fit_start(self) -> None:
         """Draws the initial weights from the seed and computes the geometric embedding where it is asked for."""
         data = self._data_module()
-        self.initialize(data.seed)
+        self.initialize(data.resolved_seed)
         if self.plan.weights.geom:
             embedding = umap_embedding(
                 data.train.x.flatten(1).numpy(), self.latent_dim, n_neighbors=self.plan.n_neighbors,
-                min_dist=self.plan.min_dist, seed=seed_for(data.seed, "central", "umap") % 2**32, who="train rows",
+                min_dist=self.plan.min_dist, seed=seed_for(data.resolved_seed, "central", "umap") % 2**32, who="train rows",
             )  # fmt: skip
             self._target = torch.from_numpy(embedding.target)
 
@@ -66,7 +66,7 @@ class CentralDCN(DCNBase):
         fresh = last_pretraining or not bool(self.centers.any())
         with torch.autocast(self.device.type, enabled=False):
             self.cluster_rows(
-                data.train.x, init=None if fresh else self.centers.clone(), seed=seed_for(data.seed, "kmeans") % 2**32
+                data.train.x, init=None if fresh else self.centers.clone(), seed=seed_for(data.resolved_seed, "kmeans") % 2**32
             )
         self.train()
 

@@ -258,7 +258,8 @@ class FedDCN(Algorithm):
         shared = {**with_prefix("weights", state.weights), "centers": state.centers, "split": split}
         return server.ask("assign", [client], shared=shared)[client]
 
-    def module_for(self, state: State, module: ClientModule) -> ClientModule:
+    @classmethod
+    def module_for(cls, state: State, module: ClientModule) -> ClientModule:
         """The global model, its centres set."""
         assert isinstance(state, FedDCNState)
         module.load_exchanged(state.weights)

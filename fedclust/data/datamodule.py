@@ -12,7 +12,7 @@ from fedclust.data.deal import Deal, deal_source
 from fedclust.data.loading import pooled_loader
 from fedclust.data.partition import Natural, Partition
 from fedclust.data.sources import load_source
-from fedclust.data.tables import ClientData, IntArray, Table
+from fedclust.data.tables import ClientData, IntArray, Scaling, Table
 from fedclust.data.transforms import ClientTransform
 from fedclust.random import torch_generator
 
@@ -140,6 +140,11 @@ class FederatedDataModule(pl.LightningDataModule):
         return self._dealt.class_names
 
     @property
+    def scaling(self) -> Scaling | None:
+        """How raw inputs were scaled (`scale="minmax"` or `"standard"`), or None."""
+        return self._dealt.scaling
+
+    @property
     def n_rows(self) -> list[int]:
         """Training rows of each client, after its validation share is taken out; 0 for an empty client."""
         return self._dealt.train.sizes()
@@ -241,10 +246,10 @@ class FederatedDataModule(pl.LightningDataModule):
         return self._evaluation_loader(self.test) if own is None else own
 
     def _evaluation_loader(self, table: Table) -> Any:
+        if not len(table):
+            return []
         own = self._module_loader("evaluation_loader")
-        if own is not None:
-            return own
-        return pooled_loader(table, self.batch_size) if len(table) else []
+        return pooled_loader(table, self.batch_size) if own is None else own
 
 
 def _resolve_seed(seed: int | None) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedclust.data.partition import Dirichlet, Iid, Natural, Partition
 from fedclust.data.shares import holdout, label_entropies, matching_test_parts
-from fedclust.data.tables import ClientData, IntArray, Source, Table
+from fedclust.data.tables import ClientData, IntArray, Scaling, Source, Table
 from fedclust.data.transforms import ClientTransform
 from fedclust.random import numpy_generator
 
@@ -46,6 +46,7 @@ class Deal:
         entropies: Entropy in nats of each client's labels (train and val together, before any label swap), None for an
             empty client; None as a whole without labels.
         one_table: True when test rows are numbered in the same table as train rows.
+        scaling: How raw inputs were scaled, or None.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Deal:
     groups: IntArray | None
     entropies: list[float | None] | None
     one_table: bool
+    scaling: Scaling | None
 
     def client(self, client: int) -> ClientData:
         """One client's three tables."""
@@ -105,6 +107,7 @@ def deal_source(
         groups=_planted_groups(partition, transform),
         entropies=None if labels is None else label_entropies(labels, parts),
         one_table=source.one_table,
+        scaling=source.scaling,
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedclust.data.shares import holdout
-from fedclust.data.tables import Source, Table
+from fedclust.data.tables import Scaling, Source, Table
 from fedclust.random import numpy_generator
 
 AnyArray = np.ndarray[Any, Any]
@@ -78,7 +78,7 @@ def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", tes
         x_test, y_test = x[test], None if y is None else y[test]
         x, y = (x, y) if len(test) == 0 else (x[train], None if y is None else y[train])
         test_ids = None if raw.ids is None else raw.ids[test]
-    train_x, test_x = scale_inputs(raw.name, x, x_test, scale)
+    train_x, test_x, scaling = scale_inputs(raw.name, x, x_test, scale)
     return Source(
         name=raw.name,
         train=_table(train_x, y, train),
@@ -87,6 +87,7 @@ def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", tes
         ids=None if raw.ids is None else raw.ids[train],
         test_ids=test_ids,
         one_table=raw.x_test is None,
+        scaling=scaling,
     )
 
 
@@ -208,18 +209,19 @@ def _channels_are_last(x: AnyArray, layout: str) -> bool:
     return layout == "channels_last"
 
 
-def scale_inputs(name: str, x: AnyArray, x_test: AnyArray, scale: str) -> tuple[AnyArray, AnyArray]:
+def scale_inputs(name: str, x: AnyArray, x_test: AnyArray, scale: str) -> tuple[AnyArray, AnyArray, Scaling | None]:
     """Scale train and test inputs to float32; see the module's text. Statistics come from `x` alone."""
     if scale in ("minmax", "standard"):
         wide = x.astype(np.float64)
         shift = wide.min(axis=0) if scale == "minmax" else wide.mean(axis=0)
         width = wide.max(axis=0) - shift if scale == "minmax" else wide.std(axis=0)
         width[width < 1e-12] = 1.0
-        return ((wide - shift) / width).astype(np.float32), ((x_test - shift) / width).astype(np.float32)
+        scaling = Scaling(shift, width)
+        return scaling.apply(wide), scaling.apply(x_test), scaling
     if scale == "auto" and x.dtype == np.uint8:
         if x_test.dtype != np.uint8:
             raise ValueError(f"{name}: train inputs are uint8, test inputs {x_test.dtype}; give both in one type")
-        return np.divide(x, 255, dtype=np.float32), np.divide(x_test, 255, dtype=np.float32)
+        return np.divide(x, 255, dtype=np.float32), np.divide(x_test, 255, dtype=np.float32), None
     scaled, scaled_test = x.astype(np.float32), x_test.astype(np.float32)
     low, high = float(scaled.min()), float(scaled.max())
     if scale == "auto" and (low < 0.0 or high > 1.0):
@@ -229,7 +231,7 @@ def scale_inputs(name: str, x: AnyArray, x_test: AnyArray, scale: str) -> tuple[
             'scale="minmax" (scale="none" silences this warning)',
             stacklevel=2,
         )
-    return scaled, scaled_test
+    return scaled, scaled_test, None
 
 
 def _table(x: AnyArray, y: AnyArray | None, rows: AnyArray) -> Table:

@@ -56,6 +56,23 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """The change from raw inputs to the ones that are learnt from: ``(x - shift) / width`` per feature.
+
+    Attributes:
+        shift: float64, shape ``input_shape``.
+        width: float64, shape ``input_shape``, never 0.
+    """
+
+    shift: np.ndarray[Any, Any]
+    width: np.ndarray[Any, Any]
+
+    def apply(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Scales rows ``(n, *input_shape)``; float32."""
+        return ((x - self.shift) / self.width).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Source:
     """A data set before it is dealt to clients.
 
@@ -67,6 +84,7 @@ class Source:
         ids: Natural client of each train row, shape ``(n_train,)``, or None.
         test_ids: Natural client of each test row, or None.
         one_table: True when train and test rows are numbered in one common table (the test rows were held out).
+        scaling: How raw inputs were scaled, or None if they were taken as they are (uint8 divided by 255).
     """
 
     name: str
@@ -76,6 +94,7 @@ class Source:
     ids: np.ndarray[Any, Any] | None = None
     test_ids: np.ndarray[Any, Any] | None = None
     one_table: bool = False
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         pairs = [("ids", self.ids, self.train)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +18,7 @@ from fedclust.federation.context import WorkContext
 from fedclust.federation.message import Message, Value, tensors_under, with_prefix
 
 Metrics = dict[str, float]
+_log = logging.getLogger("fedclust")
 
 
 @dataclass
@@ -99,10 +100,10 @@ class Server:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def note(self, text: str) -> None:
-        """Keeps a sentence for the result and warns, the first time."""
+        """Keeps a sentence for the result and logs it as a warning, the first time."""
         if text not in self.notes:
             self.notes.append(text)
-            warnings.warn(text, stacklevel=2)
+            _log.warning(text)
 
     def rng(self, purpose: str) -> torch.Generator:
         """A generator for (seed, round, "server", purpose)."""
@@ -141,9 +142,10 @@ class Algorithm(ABC):
     def assign(self, state: State, server: Server, client: int, split: str) -> Message:
         """Clusters of one client's rows: "rows", "cluster" and "distance", one entry per row."""
 
-    def module_for(self, state: State, module: ClientModule) -> ClientModule:
-        """Loads the state's model into `module` for prediction on new rows."""
-        raise NotImplementedError(f"{type(self).__name__} has no single model to predict with")
+    @classmethod
+    @abstractmethod
+    def module_for(cls, state: State, module: ClientModule) -> ClientModule:
+        """Loads the state's model into `module` for prediction on new rows, and returns it."""
 
     def uses_labels(self, monitor: str) -> bool:
         """Whether a monitor needs labels."""

@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from fedclust.data.tables import Scaling
 from fedclust.federation.algorithm import State
 
 if TYPE_CHECKING:
@@ -20,7 +23,12 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
     """Everything beside Lightning's own entries that a resumed run needs."""
     return {
         "format": FORMAT,
-        "algorithm": type(loop.algorithm).__name__,
+        "algorithm": class_path(type(loop.algorithm)),
+        "client": class_path(type(loop.client)),
+        "client_args": plain_arguments(loop.client.hparams),
+        "input_shape": list(loop.server.input_shape),
+        "n_classes": loop.server.n_classes,
+        "scaling": scaling_tensors(getattr(loop.backend.data, "scaling", None)),
         "seed": loop.resolved_seed,
         "partition": partition_fingerprint(loop.backend.data),
         "state": loop.state.to_flat(),
@@ -44,7 +52,7 @@ def restore(loop: FederatedLoop, saved: Mapping[str, Any]) -> State:
     if entry["format"] != FORMAT:
         raise ValueError(f"the checkpoint has format {entry['format']}; this version reads format {FORMAT}")
     expected = {
-        "algorithm": type(loop.algorithm).__name__,
+        "algorithm": class_path(type(loop.algorithm)),
         "seed": loop.resolved_seed,
         "partition": partition_fingerprint(loop.backend.data),
     }
@@ -58,6 +66,34 @@ def restore(loop: FederatedLoop, saved: Mapping[str, Any]) -> State:
     server.notes[:] = list(dict.fromkeys([*entry["notes"], *server.notes]))
     server.client_values.update(entry["client_values"])
     return loop.algorithm.state_class.from_flat(entry["state"])
+
+
+def class_path(cls: type) -> str:
+    """Dotted path of a class."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A module's arguments as plain values, so that a checkpoint loads without pickled objects.
+
+    Raises:
+        TypeError: If an argument is of another type; names it.
+    """
+    plain: dict[str, Any] = {}
+    for name, value in arguments.items():
+        value = list(value) if isinstance(value, tuple) else value
+        entries = value if isinstance(value, list) else [value]
+        if not all(entry is None or isinstance(entry, (bool, int, float, str)) for entry in entries):
+            raise TypeError(f"argument {name!r} is a {type(value).__name__}; arguments of a client module must be plain")
+        plain[name] = value
+    return plain
+
+
+def scaling_tensors(scaling: Scaling | None) -> dict[str, torch.Tensor] | None:
+    """A scaling as tensors."""
+    if scaling is None:
+        return None
+    return {"shift": torch.as_tensor(scaling.shift), "width": torch.as_tensor(scaling.width)}
 
 
 def partition_fingerprint(data: Any) -> str:

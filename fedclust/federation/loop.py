@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,7 +117,7 @@ class FederatedLoop(pl.LightningModule):
             raise TypeError("a FederatedLoop needs a fedclust.FederatedDataModule: trainer.fit(loop, datamodule=data)")
         if self._server is not None and self.backend.data is data:
             return
-        self.resolved_seed = int(data.seed)
+        self.resolved_seed = int(data.resolved_seed)
         self.client.build(tuple(data.input_shape), data.n_classes)
         device = self.trainer.strategy.root_device
         precision = str(self.trainer.precision)
@@ -152,7 +150,7 @@ class FederatedLoop(pl.LightningModule):
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
-    def round_loader(self) -> list[list[int]] | Rounds:
+    def round_loader(self) -> Rounds:
         """One cohort per epoch; the data module hands it to the Trainer."""
         return Rounds(self)
 
@@ -264,19 +262,3 @@ class Rounds:
     def __iter__(self) -> Iterator[list[int]]:
         loop = self._loop
         yield loop.cohorts.draw(loop.server.clients, loop.resolved_seed, loop.current_epoch + 1)
-
-
-def quiet_lightning() -> None:
-    """Silences warnings of the Trainer that do not apply when an epoch is a round."""
-    for text in (
-        ".*configure_optimizers.*returned `None`.*",
-        ".*does not have many workers.*",
-        ".*is smaller than the logging interval.*",
-        ".*lightning_fabric.*tensorboard.*",
-    ):
-        warnings.filterwarnings("ignore", message=text)
-
-
-def worst_of(mode: str) -> float:
-    """The value that never wins under a monitor's mode."""
-    return math.inf if mode == "min" else -math.inf

@@ -20,10 +20,12 @@ _WARNINGS = (
     r".*could not find the monitored key in the returned metrics.*",
     r".*torch\.load.*weights_only.*",
     r".*n_jobs value .* overridden to 1 by setting random_state.*",
+    r".*Total length of `list` across ranks is zero.*",
     r".*No device id is provided via `init_process_group`.*",
 )
-_SAID = ("available:", "Tip:", "`Trainer.fit` stopped", "Restor", "Loaded model weights", "weights_only", "Detected Key")
+_SAID = ("weights_only", "available:", "Tip:", "`Trainer.fit` stopped", "Restor", "Loaded model weights", "Detected Key")
 _LOGGERS = (
+    "pytorch_lightning.trainer.connectors.checkpoint_connector",
     "pytorch_lightning.utilities.rank_zero",
     "lightning_fabric.utilities.rank_zero",
     "lightning.pytorch.utilities.rank_zero",

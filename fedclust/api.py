@@ -1,0 +1,186 @@
+"""The Python API: a thin layer on the same Trainer, callbacks and loop as the command line."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, EarlyStopping
+
+from fedclust.data.datamodule import FederatedDataModule
+from fedclust.federation.algorithm import Algorithm
+from fedclust.federation.backend import Backend
+from fedclust.federation.checkpoint import KEY
+from fedclust.federation.client import ClientModule
+from fedclust.federation.loop import SPLITS, FederatedLoop
+from fedclust.report.predictions import weights_only
+from fedclust.report.progress import RoundProgress
+from fedclust.report.quiet import quiet_lightning
+from fedclust.report.recorder import RunRecorder
+from fedclust.report.selection import BestCheckpoint, LastCheckpoint, Monitor, best_checkpoint
+from fedclust.result import Result, load, result_from
+
+__all__ = ["Result", "cluster", "federate", "load"]
+
+
+def federate(
+    algorithm: Algorithm,
+    client: ClientModule,
+    data: FederatedDataModule,
+    rounds: int = 20,
+    *,
+    backend: Backend | None = None,
+    cohort_size: int | None = None,
+    participation: float | None = None,
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true",
+    accelerator: str = "cpu",
+    monitor: str | None = None,
+    mode: Literal["min", "max"] = "min",
+    patience: int | None = None,
+    directory: str | Path | None = None,
+    callbacks: Iterable[Callback] = (),
+    progress: bool = True,
+) -> Result:
+    """Runs a federated algorithm and returns the result of its best round.
+
+    Args:
+        algorithm: The server side, such as `fedclust.FedDCN(...)`.
+        client: The client side, such as `lightning_modules.DCN(...)`.
+        data: The clients' data; its seed is the run's.
+        rounds: Number of rounds.
+        backend: Carries the messages; default `InProcess()`.
+        cohort_size: Clients per round; None takes all.
+        participation: Share of the clients per round; None takes all.
+        precision: Lightning's name of the precision of local training.
+        accelerator: Lightning's name of the device kind.
+        monitor: Metric that selects the best round; None takes the algorithm's own, label-free where it can be.
+        mode: Whether the monitor is best when "min" or "max"; used with `monitor` only.
+        patience: Stops after so many rounds without gain; None runs all rounds.
+        directory: Where checkpoints and the run's files go; None keeps nothing on disk.
+        callbacks: Further Lightning callbacks.
+        progress: Whether to show progress.
+
+    Returns:
+        The result, with test metrics of the best round by the monitor.
+
+    Raises:
+        ValueError: For settings that cannot work, before any training.
+        fedclust.federation.errors.ClientError: If a client failed and the backend's policy is "raise".
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"rounds must be a positive integer, not {rounds!r}")
+    quiet_lightning()
+    loop = FederatedLoop(algorithm, client, backend, cohort_size, participation)
+    chosen = Monitor(*(algorithm.default_monitor if monitor is None else (monitor, mode)))
+    with ExitStack() as stack:
+        folder = Path(directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="fedclust-")))
+        recorder = RunRecorder(directory, monitor=chosen)
+        extra: list[Callback] = [recorder, LastCheckpoint(folder / "checkpoints"), *callbacks]
+        if len(data.val) or not chosen.name.startswith("val/"):
+            extra.append(BestCheckpoint(folder / "checkpoints", chosen.name, chosen.mode))
+        elif patience is not None:
+            raise ValueError(f"patience needs validation rows for {chosen.name}; val_fraction is {data.val_fraction}")
+        if patience is not None:
+            extra.append(EarlyStopping(chosen.name, mode=chosen.mode, patience=patience, check_finite=False))
+        if progress:
+            extra.append(RoundProgress(chosen.name))
+        trainer = pl.Trainer(
+            max_epochs=rounds, precision=precision, accelerator=accelerator, devices=1, logger=False,
+            default_root_dir=folder, callbacks=extra, num_sanity_val_steps=0, enable_model_summary=False,
+            enable_progress_bar=progress,
+        )  # fmt: skip
+        trainer.fit(loop, datamodule=data, **weights_only(trainer.fit))
+        history = list(recorder.history)
+        path = best_checkpoint(trainer)
+        entry = _entry(trainer, loop, folder, path)
+        if len(data.test):
+            best = None if path is None else str(path)
+            trainer.test(loop, datamodule=data, ckpt_path=best, verbose=False, **weights_only(trainer.test))
+        metrics = {name: value for name, value in loop.latest.items() if name.startswith("test/")}
+    extras = {
+        "metrics": metrics, "history": history, "notes": list(loop.notes), "summary": dict(recorder.summary)
+    }  # fmt: skip
+    return result_from(entry, extras)
+
+
+def cluster(
+    clients: Sequence[Any],
+    n_clusters: int,
+    *,
+    rounds: int = 20,
+    seed: int = 0,
+    hidden_dims: Sequence[int] | None = None,
+    latent_dim: int | None = None,
+    scale: Literal["standard", "minmax", "none"] = "minmax",
+    progress: bool = False,
+    **settings: Any,
+) -> list[np.ndarray[Any, Any]]:
+    """Clusters unlabelled arrays, one per client, with FedDCN; labels mean the same cluster at every client.
+
+    Args:
+        clients: One array (n_i, …) per client, equal row shapes.
+        n_clusters: Number of clusters K; every client needs at least that many rows.
+        rounds: Rounds of federated training.
+        seed: Seed of all draws.
+        hidden_dims: Widths of the encoder's hidden layers; None chooses by the number of features.
+        latent_dim: Width of the latent space; None takes 5, or the number of features if that is smaller.
+        scale: "minmax" maps every feature to [0, 1], "standard" to mean 0 and deviation 1, over all clients' rows.
+        progress: Whether to show progress.
+        **settings: Further arguments of `fedclust.FedDCN`.
+
+    Returns:
+        One (n_i,) int64 array of labels per client, in the order of its rows.
+
+    Raises:
+        ValueError: For arrays that do not fit together or are too small.
+    """
+    from fedclust.algorithms.feddcn import FedDCN
+    from lightning_modules.dcn import DCN
+
+    if isinstance(clients, np.ndarray) or not isinstance(clients, Sequence):
+        raise ValueError(f"clients must be a list with one array per client, not {type(clients).__name__}")
+    data = FederatedDataModule(list(clients), seed=seed, test_fraction=0.0, val_fraction=0.1, scale=scale)
+    features = int(np.prod(data.input_shape))
+    rows = len(data.train)
+    module = DCN(
+        n_clusters=n_clusters,
+        hidden_dims=list(hidden_dims) if hidden_dims is not None else [128] if features <= 256 else [512, 256],
+        latent_dim=latent_dim or min(5, features),
+        output="sigmoid" if scale == "minmax" else "linear",
+        lr=2.4e-3,
+        batch_size=32 if rows < 5000 else 256,
+    )
+    chosen: dict[str, Any] = {
+        "recon_weight": 0.58, "cluster_weight": 0.0006, "geometry_pretrain": 0.2, "geometry_federated": 0.0017,
+        "n_synthetic": min(2000, max(rows, 10 * n_clusters)), "sampling": "diagonal", "counts": "assigned",
+    }  # fmt: skip
+    result = federate(FedDCN(**{**chosen, **settings}), module, data, rounds, progress=progress)
+    return labels_in_order(result, data)
+
+
+def labels_in_order(result: Result, data: FederatedDataModule) -> list[np.ndarray[Any, Any]]:
+    """Labels of all rows of every client, in the order in which the client's array held them."""
+    module: Any = result.module
+    labels = []
+    for client in range(data.n_clients):
+        tables = [getattr(data.client(client), split) for split in SPLITS]
+        rows = np.concatenate([table.rows for table in tables])
+        found = torch.cat([module.assignments(table.x)[0] for table in tables]).numpy()
+        labels.append(found[np.argsort(rows)])
+    return labels
+
+
+def _entry(trainer: pl.Trainer, loop: FederatedLoop, folder: Path, path: Path | None) -> dict[str, Any]:
+    """The checkpoint entry of the selected round."""
+    if path is None:
+        path = folder / "checkpoints" / "selected.ckpt"
+        trainer.save_checkpoint(path)
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    entry: dict[str, Any] = saved[KEY]
+    return entry

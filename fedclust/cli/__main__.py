@@ -1,0 +1,10 @@
+"""`python -m fedclust.cli`."""
+
+from __future__ import annotations
+
+import sys
+
+from fedclust.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The commands that run a Trainer: fit, validate, test, predict."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from fedclust.cli.arguments import prepare
+from fedclust.cli.errors import explain
+from fedclust.cli.parser import FedclustCLI
+from fedclust.report.predictions import predict_rows, weights_only, write_predictions
+from fedclust.report.quiet import quiet_lightning
+from fedclust.report.selection import best_checkpoint
+from fedclust.report.table import metrics_table, results_table
+
+_SEED_VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
+
+
+def run_command(command: str, arguments: Sequence[str]) -> int:
+    """Runs one command; returns its exit code, see `fedclust.cli.main`."""
+    run = _Run(command)
+    debug = "--debug" in arguments or os.environ.get("FEDCLUST_DEBUG", "0") not in ("", "0")
+    with _borrowed_process():
+        try:
+            run.execute(arguments)
+        except KeyboardInterrupt:
+            return run.close(130)
+        except SystemExit as stop:
+            if run.interrupted():
+                return run.close(130)
+            return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except Exception as error:  # the edge of the program: every error becomes one paragraph and an exit code
+            if debug:
+                run.close(1)
+                raise
+            tqdm.write(f"fedclust {command}: error: {explain(error)}", file=sys.stderr)
+            return run.close(1 if run.started() else 2)
+        return run.close(0)
+
+
+class _Run:
+    """One command from its arguments to the last line."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+        self.cli: FedclustCLI | None = None
+
+    def execute(self, arguments: Sequence[str]) -> None:
+        prepared = prepare(self.command, arguments)
+        self.cli = FedclustCLI(self.command, prepared.arguments, prepared.name)
+        checkpoint = self.cli.ckpt_path
+        if checkpoint is not None:
+            check_checkpoint(checkpoint)
+        getattr(self, self.command)(None if checkpoint is None else str(checkpoint))
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def fit(self, checkpoint: str | None) -> None:
+        cli, recorder = self._parts()
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, **weights_only(cli.trainer.fit))
+        if _has_rows(cli.datamodule, "test"):
+            best = best_checkpoint(cli.trainer)
+            path = None if best is None else str(best)
+            cli.trainer.test(
+                cli.model, datamodule=cli.datamodule, ckpt_path=path, verbose=False, **weights_only(cli.trainer.test)
+            )
+        _say(results_table(recorder.summary))
+
+    def validate(self, checkpoint: str | None) -> None:
+        self._evaluate("validate", checkpoint)
+
+    def test(self, checkpoint: str | None) -> None:
+        self._evaluate("test", checkpoint)
+
+    def predict(self, checkpoint: str | None) -> None:
+        cli, _ = self._parts()
+        assert cli.run_directory is not None
+        path = cli.run_directory.path / "predictions.csv"
+        count = write_predictions(path, predict_rows(cli.trainer, cli.model, cli.datamodule, checkpoint))
+        _say(f"{count} rows in {path}")
+
+    def _evaluate(self, verb: str, checkpoint: str | None) -> None:
+        cli, recorder = self._parts()
+        method = getattr(cli.trainer, verb)
+        method(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, **weights_only(method))
+        _say(metrics_table(recorder.summary["metrics"]))
+
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    def started(self) -> bool:
+        """Whether all checks were passed and work began."""
+        return self.cli is not None and self.cli.recorder is not None and self.cli.recorder.started
+
+    def interrupted(self) -> bool:
+        return self.started() and self._parts()[1].summary["status"] == "interrupted"
+
+    def close(self, code: int) -> int:
+        """Removes a directory that stayed empty; else says where the run lies."""
+        directory = None if self.cli is None else self.cli.run_directory
+        if directory is not None and not directory.remove_if_empty():
+            _say(f"run: {directory.path}")
+        return code
+
+    def _parts(self) -> tuple[FedclustCLI, Any]:
+        assert self.cli is not None and self.cli.recorder is not None
+        return self.cli, self.cli.recorder
+
+
+def check_checkpoint(path: Path) -> None:
+    """Raises ValueError if there is no checkpoint at `path`."""
+    if not path.is_file():
+        raise ValueError(f"--ckpt_path: there is no file {str(path)!r}")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ValueError(f"--ckpt_path: {path} is no checkpoint that can be read safely: {error}") from error
+    if not isinstance(saved, dict) or "state_dict" not in saved:
+        raise ValueError(f"--ckpt_path: {path} was not written by a Trainer")
+
+
+def _has_rows(data: Any, split: str) -> bool:
+    return not hasattr(data, split) or len(getattr(data, split)) > 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _borrowed_process() -> Iterator[None]:
+    """Leaves seed variables, warning filters and the Ctrl-C handler as they were, for callers inside a process."""
+    kept = {name: os.environ.get(name) for name in _SEED_VARIABLES}
+    handler = signal.getsignal(signal.SIGINT)
+    with warnings.catch_warnings():
+        quiet_lightning()
+        warnings.showwarning = _show_warning
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            changed = handler is not None and signal.getsignal(signal.SIGINT) is not handler
+            if changed and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, handler)
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *unused: Any, **also_unused: Any) -> None:
+    tqdm.write(f"warning: {' '.join(str(message).split())}", file=sys.stderr)

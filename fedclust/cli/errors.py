@@ -1,0 +1,50 @@
+"""Errors as one paragraph for the terminal."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentError
+
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from fedclust.federation.errors import FederationError
+
+_EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException, FederationError)
+_GIVEN = re.compile(r"Given value type:.*?Given value: (?P<value>.*?)$", re.DOTALL | re.MULTILINE)
+_UNION = re.compile(r"Does not validate against any of the Union subtypes\s+Subtypes: .*?\s+Errors:")
+_NOISE = re.compile(r"- Expected a <class 'NoneType'>\.?|- Expected a path but .* either not accessible or invalid")
+_LITERAL = re.compile(r"typing\.Literal\[(.*?)\]")
+_LONGEST_VALUE = 80
+
+
+def explain(error: BaseException) -> str:
+    """One paragraph on an error, without a traceback."""
+    if isinstance(error, ArgumentError):
+        return tidy_parser_error(str(error))
+    text = " ".join(str(error).split())
+    if isinstance(error, RuntimeError) and "loading state_dict" in text:
+        return f"the checkpoint does not fit this model: {text}"
+    if isinstance(error, MisconfigurationException):
+        return f"trainer: {text}"
+    if isinstance(error, _EXPECTED) and text:
+        return text
+    return f"unexpected {type(error).__name__}: {text} (FEDCLUST_DEBUG=1 or --debug shows where)"
+
+
+def tidy_parser_error(text: str) -> str:
+    """Says in one paragraph what the parser says in nested lists: the keys down to the wrong one, value, what is allowed."""
+    given = _GIVEN.search(text)
+    value = "" if given is None else given["value"].strip()
+    if given is not None:
+        text = text[: given.start()]
+    text = _NOISE.sub("", _UNION.sub("", text))
+    text = re.sub(r"Problem with given class_path '([^']*)':", r"\1:", text)
+    text = re.sub(r'Parser key "([^"]*)":', r"\1:", text)
+    text = re.sub(r"<class '([^']*)'>", r"\1", _LITERAL.sub(r"one of \1", text))
+    text = re.sub(r"Expected an? ", "expected ", text).replace("Got value:", "Got")
+    text = re.sub(r"(^|:)\s*-\s+", r"\1 ", text)
+    text = re.sub(r"\s+-\s+", "; ", text)
+    text = " ".join(text.split()).rstrip(" ;.")
+    if value and "Got " not in text and len(value) <= _LONGEST_VALUE and "(" not in value:
+        text = f"{text}. Got {value}"
+    return text

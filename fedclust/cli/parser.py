@@ -1,0 +1,148 @@
+"""`FedclustCLI`: LightningCLI for one command, with a run directory and the callbacks that every run has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import Namespace
+from pytorch_lightning import seed_everything
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+
+import fedclust
+from fedclust.report.progress import RoundProgress
+from fedclust.report.recorder import RunRecorder
+from fedclust.report.rundir import RunDirectory, run_of_checkpoint
+from fedclust.report.selection import BestCheckpoint, LastCheckpoint, choose_monitor
+
+# The CPU gives the same bits for the same seed and needs no search for devices; a GPU is asked for by name.
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "enable_model_summary": False,
+}
+_NOT_IN_CONFIG = ("config", "ckpt_path", "debug")
+
+
+class FedclustCLI(LightningCLI):
+    """Parses one command and builds model, data and Trainer; `run_directory` and `recorder` belong to the run.
+
+    Args:
+        command: "fit", "validate", "test" or "predict".
+        arguments: Its arguments.
+        name: Name of the run where neither `--name` nor the configuration gives one.
+    """
+
+    def __init__(self, command: str, arguments: Sequence[str], name: str) -> None:
+        self.command = command
+        self.default_name = name
+        self.run_directory: RunDirectory | None = None
+        self.recorder: RunRecorder | None = None
+        super().__init__(
+            model_class=pl.LightningModule,
+            datamodule_class=pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            trainer_defaults=TRAINER_DEFAULTS,
+            seed_everything_default=0,
+            parser_kwargs={
+                "prog": f"fedclust {command}",
+                "description": f"fedclust {command}: {fedclust.cli.COMMANDS[command]}",
+                "exit_on_error": False,
+                "dump_header": [f"fedclust=={fedclust.__version__}"],
+            },
+            args=list(arguments),
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    # -- parsing --------------------------------------------------------------------------------------------------
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The one seed."""
+        parser.add_argument(
+            "--seed_everything", type=int, default=0, help="The one seed of the run: partition, weights, every draw."
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Where the run goes, and what it starts from."""
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help="Checkpoint to go on from or to use.")
+        parser.add_argument(
+            "--name", type=str | None, default=None, help="Name of the run; default: the configuration's file name."
+        )
+        parser.add_argument("--runs_root", type=str, default="runs", help="Directory of all runs.")
+        parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses; the process' own arguments do not matter."""
+        self.config = parser.parse_args(args)
+
+    def _set_seed(self) -> None:
+        seed = self.config["seed_everything"]
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"seed_everything must be a whole number from 0 to {2**32 - 1}, not {seed}")
+        seed_everything(seed, workers=True, verbose=False)
+
+    # -- building -------------------------------------------------------------------------------------------------
+
+    @property
+    def ckpt_path(self) -> Path | None:
+        """The checkpoint that was asked for."""
+        path = self.config["ckpt_path"]
+        return None if path is None else Path(path).expanduser()
+
+    @property
+    def parent(self) -> str | None:
+        """The run, or else the checkpoint, that this run goes on from."""
+        path = self.ckpt_path
+        return None if path is None else str((run_of_checkpoint(path) or path).absolute())
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Makes the run's directory and a Trainer with the callbacks of every run beside the configured ones."""
+        directory = RunDirectory.create(self.config["runs_root"], self.config["name"] or self.default_name)
+        self.run_directory = directory
+        settings = {**self.config_init["trainer"], **kwargs}
+        configured = settings["callbacks"] or []
+        settings["callbacks"] = list(configured) if isinstance(configured, list) else [configured]
+        settings["default_root_dir"] = settings["default_root_dir"] or str(directory.path)
+        try:
+            settings["callbacks"] += self._own_callbacks(settings, directory)
+            return pl.Trainer(**settings)
+        except BaseException:
+            directory.remove_if_empty()
+            raise
+
+    def _own_callbacks(self, settings: dict[str, Any], directory: RunDirectory) -> list[Callback]:
+        configured: list[Callback] = settings["callbacks"]
+        for callback in configured:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = os.path.realpath(directory.checkpoints)
+        monitor = choose_monitor(self.model, configured)
+        self.recorder = RunRecorder(
+            directory.path, command=self.command, parent=self.parent, config=self.config_text(), monitor=monitor
+        )
+        own: list[Callback] = [self.recorder]
+        if settings["enable_checkpointing"] is not False:
+            own += [BestCheckpoint(directory.checkpoints, monitor.name, monitor.mode)]
+            own += [LastCheckpoint(directory.checkpoints)]
+        has_bar = any(isinstance(callback, ProgressBar) for callback in configured)
+        if settings["enable_progress_bar"] is not False and not has_bar:
+            own.append(RoundProgress(monitor.name))
+        return own
+
+    def config_text(self) -> str:
+        """The resolved configuration as YAML; it runs the same again."""
+        config: Namespace = self.config.clone()
+        for name in _NOT_IN_CONFIG:
+            config.pop(name, None)
+        config["name"] = config["name"] or self.default_name
+        return str(self.parser.dump(config, skip_none=False, skip_validation=True))
