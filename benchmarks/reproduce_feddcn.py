@@ -4,7 +4,8 @@
     python benchmarks/reproduce_feddcn.py --dataset fashion_mnist --scenario iid --variant no_geometry --seeds 0
     python benchmarks/reproduce_feddcn.py --table
 
-Settings are those of configs/feddcn_<dataset>_<scenario>.yaml (the paper's Table IV). Runs whose JSON exists are skipped.
+Settings are those of configs/feddcn_<dataset>_<scenario>.yaml (the paper's Table IV). Runs whose JSON exists are
+skipped.
 
 A run keeps two monitors beside each other, each with a patience of 15 rounds: the label-free one (validation
 Davies-Bouldin) and, as in the paper, validation accuracy, which uses labels. It goes on until both have stopped or the
@@ -28,8 +29,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
-
 from feddcn_table import write_table
+
 from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess
 from lightning_modules import DCN
 
@@ -82,7 +83,8 @@ class History(pl.Callback):
         self.rows.append(row)
         for monitor in self.monitors:
             monitor.update(int(row["round"]), row[monitor.name])
-        print({name: round(row[name], 4) for name in ("round", "val/dbi", "val/acc", "test/acc", "test/nmi")}, flush=True)
+        shown = ("round", "val/dbi", "val/acc", "test/acc", "test/nmi")
+        print({name: round(row[name], 4) for name in shown}, flush=True)
         if all(monitor.stopped is not None for monitor in self.monitors):
             trainer.should_stop = True
 
@@ -140,8 +142,9 @@ def versions() -> dict[str, str]:
     """Versions of what the figures depend on, and the commit."""
     names = ("torch", "pytorch-lightning", "numpy", "scikit-learn", "umap-learn")
     found = {name: version(name) for name in names}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return {"python": platform.python_version(), "commit": commit.stdout.strip(), **found}
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return {"python": platform.python_version(), "commit": commit, **found}
 
 
 def parse() -> argparse.Namespace:

@@ -93,7 +93,8 @@ class Result:
         shape = tuple(self.entry["input_shape"])
         features = int(np.prod(shape))
         if values.ndim < 2 or int(np.prod(values.shape[1:])) != features:
-            raise ValueError(f"x must have shape (n, {', '.join(map(str, shape))}) or (n, {features}), not {values.shape}")
+            wanted = f"(n, {', '.join(map(str, shape))}) or (n, {features})"
+            raise ValueError(f"x must have shape {wanted}, not {values.shape}")
         values = values.reshape(len(values), *shape)
         scaling = self.entry["scaling"]
         if scaling is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -78,13 +78,14 @@ class DCN(CentralDCN):
         x = ctx.data.train.x
         result = self.local_dcn(ctx, x, plan_of(message))
         z, labels = self.latents(x).cpu(), result.clusters.labels.cpu()
-        centers, rule = result.clusters.centers.cpu(), str(message["counts"])
+        centers = result.clusters.centers.cpu()
+        rule: Any = message["counts"]
+        kind: Any = message["sampling"]
         isotropic = cluster_spread(z, labels, centers, kind="isotropic")
         counts = count_points(z, labels, centers, isotropic, rule=rule)
         fell_back = int(counts.sum()) == 0
         if fell_back:
             counts = count_points(z, labels, centers, isotropic, rule="assigned")
-        kind = str(message["sampling"])
         spread = isotropic if kind == "isotropic" else cluster_spread(z, labels, centers, kind=kind)
         ctx.state["assignments"] = labels.to(torch.int16)
         return {
@@ -111,7 +112,7 @@ class DCN(CentralDCN):
 
     @action
     def update(self, message: Message, ctx: ClientContext) -> Message:
-        """Stage 3 (a), LocalAeUpdate of Alg. 2: local epochs from the global weights, on real rows joined by synthetic ones."""
+        """Stage 3 (a), LocalAeUpdate of Alg. 2: local epochs on real rows joined by synthetic ones."""
         self._receive(message)
         x = ctx.data.train.x.flatten(1).to(ctx.device)
         weights = weights_of(message)
@@ -146,7 +147,7 @@ class DCN(CentralDCN):
 
     @action
     def cluster(self, message: Message, ctx: ClientContext) -> Message:
-        """Stage 3 (b), LocalClustering of Alg. 2: k-means on real and synthetic latents under the new weights, from the global centres."""
+        """Stage 3 (b), LocalClustering of Alg. 2: k-means on real and synthetic latents, from the global centres."""
         self._receive(message)
         real = ctx.data.train.x.flatten(1)
         synthetic = torch.as_tensor(message["synthetic"])

@@ -18,7 +18,7 @@ from fedclust.federation.context import WorkContext
 from lightning_modules.dcn_plan import LocalPlan, LossWeights
 from lightning_modules.networks import Normalization, mlp_decoder, mlp_encoder
 
-_CHUNK = 8192
+CHUNK = 8192
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class DCNBase(ClientModule):
         self.eval()
         device = self.centers.device
         with torch.autocast(device.type, enabled=False):
-            return torch.cat([self.encode(chunk.to(device)) for chunk in x.split(_CHUNK)])
+            return torch.cat([self.encode(chunk.to(device)) for chunk in torch.split(x, CHUNK)])
 
     @torch.no_grad()
     def decode_rows(self, z: torch.Tensor) -> torch.Tensor:
@@ -183,7 +183,12 @@ class DCNBase(ClientModule):
         return self._alternate(ctx, x, plan, batches, n_neighbors)
 
     def _alternate(
-        self, ctx: WorkContext, x: torch.Tensor, plan: LocalPlan, batches: Callable[[int], Iterable[Batch]], n_neighbors: int
+        self,
+        ctx: WorkContext,
+        x: torch.Tensor,
+        plan: LocalPlan,
+        batches: Callable[[int], Iterable[Batch]],
+        n_neighbors: int,
     ) -> LocalResult:
         weights = plan.weights
         without = LossWeights(weights.recon, 0.0, weights.geom)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from fedclust.clustering.geometry import umap_embedding
+from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
 from fedclust.data.tables import Table
 from fedclust.federation.client import Batch, Terms
-from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
 from fedclust.metrics import contingency_table
 from fedclust.random import seed_for
-from lightning_modules.dcn_base import DCNBase, nearest
+from lightning_modules.dcn_base import CHUNK, DCNBase, nearest
 from lightning_modules.dcn_plan import LocalPlan, LossWeights
 
 
@@ -44,7 +44,7 @@ class CentralDCN(DCNBase):
         if self.plan.weights.geom:
             embedding = umap_embedding(
                 data.train.x.flatten(1).numpy(), self.latent_dim, n_neighbors=self.plan.n_neighbors,
-                min_dist=self.plan.min_dist, seed=seed_for(data.resolved_seed, "central", "umap") % 2**32, who="train rows",
+                min_dist=self.plan.min_dist, seed=_seed(data, "umap"), who="train rows",
             )  # fmt: skip
             self._target = torch.from_numpy(embedding.target)
 
@@ -65,9 +65,8 @@ class CentralDCN(DCNBase):
             return
         fresh = last_pretraining or not bool(self.centers.any())
         with torch.autocast(self.device.type, enabled=False):
-            self.cluster_rows(
-                data.train.x, init=None if fresh else self.centers.clone(), seed=seed_for(data.resolved_seed, "kmeans") % 2**32
-            )
+            init = None if fresh else self.centers.clone()
+            self.cluster_rows(data.train.x, init=init, seed=_seed(data, "kmeans"))
         self.train()
 
     def _pretraining(self) -> bool:
@@ -119,7 +118,7 @@ class CentralDCN(DCNBase):
         labels = nearest(z, self.centers.cpu().double())
         error = sum(
             (self.decode_rows(part.float()).double() - rows.flatten(1).double()).square().mean(1).sum()
-            for part, rows in zip(z.split(8192), table.x.split(8192), strict=True)
+            for part, rows in zip(torch.split(z, CHUNK), torch.split(table.x, CHUNK), strict=True)
         )
         result = {
             "n": torch.tensor(len(table)),
@@ -155,3 +154,7 @@ class CentralDCN(DCNBase):
         statistics = add_statistics([self.statistics(table)])
         metrics = metrics_from_statistics(statistics, lambda means: self.distance_sums(table, means))
         self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, prog_bar=True)
+
+
+def _seed(data: Any, purpose: str) -> int:
+    return seed_for(data.resolved_seed, "central", purpose) % 2**32

@@ -313,7 +313,7 @@ class _TermMeans:
 
     def add(self, reply: Message, rows: float) -> None:
         self._rows += rows
-        for name, value in reply.items():
+        for name in reply:
             if name.startswith("term/"):
                 term = name.removeprefix("term/")
                 self._sums[term] = self._sums.get(term, 0.0) + rows * _number(reply, name)
@@ -326,7 +326,8 @@ def _dcn(module: ClientModule) -> DeepClusteringModule:
     needed = ("n_clusters", "latent_dim", "load_decoder", "decode_rows", "learn_from")
     missing = [name for name in needed if not hasattr(module, name)]
     if missing:
-        raise TypeError(f"FedDCN needs a client module such as lightning_modules.DCN; {type(module).__name__} lacks {missing}")
+        kind = type(module).__name__
+        raise TypeError(f"FedDCN needs a client module such as lightning_modules.DCN; {kind} lacks {missing}")
     return cast(DeepClusteringModule, module)
 
 
@@ -348,7 +349,7 @@ def _check_arguments(algorithm: FedDCN) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value < 0:
             raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
     if algorithm.recon_weight == 0 and (algorithm.geometry_pretrain == 0 or algorithm.geometry_federated == 0):
-        raise ValueError("recon_weight 0 needs positive geometry weights: pretraining has λ = 0 and would learn nothing")
+        raise ValueError("recon_weight 0 needs positive geometry weights: pretraining has λ = 0 and nothing to learn")
     least = {"pretrain_epochs": 0, "cluster_epochs": 0, "round_epochs": 1, "n_synthetic": 1, "n_neighbors": 2}
     for name, lowest in least.items():
         value = getattr(algorithm, name)

@@ -19,7 +19,7 @@ _LONGEST_VALUE = 80
 
 def explain(error: BaseException) -> str:
     """One paragraph on an error, without a traceback."""
-    if isinstance(error, ArgumentError):
+    if isinstance(error, ArgumentError) or _UNION.search(str(error)):
         return tidy_parser_error(str(error))
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and "loading state_dict" in text:
@@ -42,7 +42,7 @@ def tidy_parser_error(text: str) -> str:
     text = re.sub(r'Parser key "([^"]*)":', r"\1:", text)
     text = re.sub(r"<class '([^']*)'>", r"\1", _LITERAL.sub(r"one of \1", text))
     text = re.sub(r"Expected an? ", "expected ", text).replace("Got value:", "Got")
-    text = re.sub(r"(^|:)\s*-\s+", r"\1 ", text)
+    text = re.sub(r"(^|:)(\s*-\s+)+", r"\1 ", text)
     text = re.sub(r"\s+-\s+", "; ", text)
     text = " ".join(text.split()).rstrip(" ;.")
     if value and "Got " not in text and len(value) <= _LONGEST_VALUE and "(" not in value:

@@ -13,7 +13,8 @@ from pytorch_lightning import seed_everything
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
-import fedclust
+import fedclust.cli
+from fedclust.cli.arguments import value_of
 from fedclust.report.progress import RoundProgress
 from fedclust.report.recorder import RunRecorder
 from fedclust.report.rundir import RunDirectory, run_of_checkpoint
@@ -29,6 +30,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 _NOT_IN_CONFIG = ("config", "ckpt_path", "debug")
+# Stands for the run's directory, which does not exist yet when arguments are parsed.
+RUN_PLACEHOLDER = "{run}"
+_NEEDS_SAVE_DIR = ("CSVLogger", "TensorBoardLogger")
 
 
 class FedclustCLI(LightningCLI):
@@ -84,7 +88,7 @@ class FedclustCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses; the process' own arguments do not matter."""
-        self.config = parser.parse_args(args)
+        self.config = parser.parse_args(with_save_dir(args))
 
     def _set_seed(self) -> None:
         seed = self.config["seed_everything"]
@@ -106,20 +110,26 @@ class FedclustCLI(LightningCLI):
         path = self.ckpt_path
         return None if path is None else str((run_of_checkpoint(path) or path).absolute())
 
+    def instantiate_classes(self) -> None:
+        """Makes the run's directory, then model, data and Trainer; removes the directory again if that fails."""
+        self._config_text = self.config_text()
+        self.run_directory = RunDirectory.create(self.config["runs_root"], self.config["name"] or self.default_name)
+        try:
+            _place_loggers(self.config["trainer"], str(self.run_directory.path))
+            super().instantiate_classes()
+        except BaseException:
+            self.run_directory.remove_if_empty()
+            raise
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Makes the run's directory and a Trainer with the callbacks of every run beside the configured ones."""
-        directory = RunDirectory.create(self.config["runs_root"], self.config["name"] or self.default_name)
-        self.run_directory = directory
+        """A Trainer with the callbacks of every run beside the configured ones."""
+        assert self.run_directory is not None
         settings = {**self.config_init["trainer"], **kwargs}
         configured = settings["callbacks"] or []
         settings["callbacks"] = list(configured) if isinstance(configured, list) else [configured]
-        settings["default_root_dir"] = settings["default_root_dir"] or str(directory.path)
-        try:
-            settings["callbacks"] += self._own_callbacks(settings, directory)
-            return pl.Trainer(**settings)
-        except BaseException:
-            directory.remove_if_empty()
-            raise
+        settings["callbacks"] += self._own_callbacks(settings, self.run_directory)
+        settings["default_root_dir"] = settings["default_root_dir"] or str(self.run_directory.path)
+        return pl.Trainer(**settings)
 
     def _own_callbacks(self, settings: dict[str, Any], directory: RunDirectory) -> list[Callback]:
         configured: list[Callback] = settings["callbacks"]
@@ -128,7 +138,7 @@ class FedclustCLI(LightningCLI):
                 callback.dirpath = os.path.realpath(directory.checkpoints)
         monitor = choose_monitor(self.model, configured)
         self.recorder = RunRecorder(
-            directory.path, command=self.command, parent=self.parent, config=self.config_text(), monitor=monitor
+            directory.path, command=self.command, parent=self.parent, config=self._config_text, monitor=monitor
         )
         own: list[Callback] = [self.recorder]
         if settings["enable_checkpointing"] is not False:
@@ -146,3 +156,20 @@ class FedclustCLI(LightningCLI):
             config.pop(name, None)
         config["name"] = config["name"] or self.default_name
         return str(self.parser.dump(config, skip_none=False, skip_validation=True))
+
+
+def with_save_dir(arguments: Sequence[str]) -> list[str]:
+    """Adds where a logger writes that needs to be told, if it was named without: into the run's directory."""
+    told = any(argument.partition("=")[0].endswith(".save_dir") for argument in arguments)
+    logger = value_of("--trainer.logger", arguments)
+    if told or logger is None or logger.rpartition(".")[2] not in _NEEDS_SAVE_DIR:
+        return list(arguments)
+    return [*arguments, f"--trainer.logger.init_args.save_dir={RUN_PLACEHOLDER}"]
+
+
+def _place_loggers(trainer: Namespace, directory: str) -> None:
+    configured = trainer["logger"]
+    for logger in configured if isinstance(configured, list) else [configured]:
+        arguments = logger.get("init_args") if isinstance(logger, Namespace) else None
+        if arguments is not None and arguments.get("save_dir") == RUN_PLACEHOLDER:
+            arguments["save_dir"] = directory

@@ -123,7 +123,7 @@ class Algorithm(ABC):
     default_monitor: ClassVar[tuple[str, str]]
     label_metrics: ClassVar[frozenset[str]] = frozenset({"acc", "nmi", "ari"})
 
-    def check(self, server: Server) -> None:
+    def check(self, server: Server) -> None:  # noqa: B027 (a method that can work with any data needs none)
         """Raises ValueError, naming the client or the field, for what cannot work; runs before any training."""
 
     @abstractmethod

@@ -84,7 +84,8 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         value = list(value) if isinstance(value, tuple) else value
         entries = value if isinstance(value, list) else [value]
         if not all(entry is None or isinstance(entry, (bool, int, float, str)) for entry in entries):
-            raise TypeError(f"argument {name!r} is a {type(value).__name__}; arguments of a client module must be plain")
+            kind = type(value).__name__
+            raise TypeError(f"argument {name!r} is a {kind}; arguments of a client module must be plain values")
         plain[name] = value
     return plain
 

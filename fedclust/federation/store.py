@@ -98,7 +98,8 @@ class Traffic:
     def load(self, saved: Mapping[str, object]) -> None:
         """Continues from a checkpoint."""
         counts, held = saved["counts"], saved["held"]
-        assert isinstance(counts, Mapping) and isinstance(held, Mapping)
+        assert isinstance(counts, Mapping)
+        assert isinstance(held, Mapping)
         self._counts = {action: dict(both) for action, both in counts.items()}
         self._held = {int(client): dict(values) for client, values in held.items()}
 
