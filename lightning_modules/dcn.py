@@ -12,7 +12,7 @@ from fedclust.data.tables import Table
 from fedclust.federation.batches import Cycle, shuffled_batches
 from fedclust.federation.client import Batch, action
 from fedclust.federation.context import ClientContext, WorkContext
-from fedclust.federation.message import Message, Value, tensors_under, with_prefix
+from fedclust.federation.message import Message, Value, read_int, tensors_under, with_prefix
 from lightning_modules.dcn_base import nearest
 from lightning_modules.dcn_central import CentralDCN
 from lightning_modules.dcn_plan import plan_of, weights_of
@@ -135,8 +135,7 @@ class DCN(CentralDCN):
                     batch |= {"geometry_x": synthetic[drawn], "target": geometry[drawn]}
                 yield batch
 
-        epochs = message["epochs"]
-        assert isinstance(epochs, int)
+        epochs = read_int(message, "epochs")
         fit = self.fit_locally(ctx, epochs, batches=batches, loss=lambda batch: self.terms(batch, weights))
         return {
             "n_rows": len(x),

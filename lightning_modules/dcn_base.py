@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import prod
 from typing import Literal
 
 import torch
 from torch.nn import functional as F
 
+from fedclust.checks import choice, positive, positive_int
 from fedclust.clustering.geometry import umap_embedding
 from fedclust.clustering.kmeans import KMeansResult, kmeans
 from fedclust.federation.batches import shuffled_batches
@@ -62,6 +63,8 @@ class DCNBase(ClientModule):
     ) -> None:
         super().__init__()
         _check_sizes(n_clusters, hidden_dims, latent_dim, lr, batch_size, max_grad_norm)
+        choice("output", output, ("sigmoid", "linear"))
+        choice("normalization", normalization, ("batch", "group", "none"))
         self.n_clusters, self.latent_dim = n_clusters, latent_dim
         self.hidden_dims = [int(width) for width in hidden_dims]
         self.output, self.normalization = output, normalization
@@ -232,12 +235,9 @@ def _check_sizes(
     whole = {"n_clusters": n_clusters, "latent_dim": latent_dim, "batch_size": batch_size}
     whole |= {f"hidden_dims[{i}]": width for i, width in enumerate(hidden_dims)}
     for name, value in whole.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, not {value!r}")
+        positive_int(name, value)
     if not len(hidden_dims):
         raise ValueError("hidden_dims must name at least one layer")
-    if not isfinite(lr) or lr <= 0:
-        raise ValueError(f"lr must be positive and finite, not {lr!r}")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm must be positive or None, not {max_grad_norm!r}")
-
+    positive("lr", lr)
+    if max_grad_norm is not None:
+        positive("max_grad_norm", max_grad_norm)

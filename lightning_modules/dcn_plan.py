@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
+
+from fedclust.checks import non_negative
+from fedclust.federation.message import Value, read_int, read_number
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,7 @@ class LossWeights:
 
     def __post_init__(self) -> None:
         for name in ("recon", "clust", "geom"):
-            value = getattr(self, name)
-            if not isfinite(value) or value < 0:
-                raise ValueError(f"loss weight {name!r} must be finite and at least 0, not {value}")
+            non_negative(f"loss weight {name!r}", getattr(self, name))
         if self.recon == self.clust == self.geom == 0:
             raise ValueError("all loss weights are 0: nothing would be learnt")
 
@@ -38,33 +38,21 @@ class LocalPlan:
     min_dist: float = 0.1
 
 
-def plan_of(message: Mapping[str, object]) -> LocalPlan:
+def plan_of(message: Mapping[str, Value]) -> LocalPlan:
     """Reads Algorithm 1's settings from a message."""
     return LocalPlan(
         weights_of(message),
-        pretrain_epochs=_int(message, "pretrain_epochs"),
-        cluster_epochs=_int(message, "cluster_epochs"),
-        n_neighbors=_int(message, "n_neighbors"),
-        min_dist=_float(message, "min_dist"),
+        pretrain_epochs=read_int(message, "pretrain_epochs"),
+        cluster_epochs=read_int(message, "cluster_epochs"),
+        n_neighbors=read_int(message, "n_neighbors"),
+        min_dist=read_number(message, "min_dist"),
     )
 
 
-def weights_of(message: Mapping[str, object]) -> LossWeights:
+def weights_of(message: Mapping[str, Value]) -> LossWeights:
     """Reads the loss weights from a message."""
     return LossWeights(
-        _float(message, "recon_weight"), _float(message, "cluster_weight"), _float(message, "geometry_weight")
+        read_number(message, "recon_weight"),
+        read_number(message, "cluster_weight"),
+        read_number(message, "geometry_weight"),
     )
-
-
-def _int(message: Mapping[str, object], name: str) -> int:
-    value = message[name]
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name!r} must be an integer, not {value!r}")
-    return value
-
-
-def _float(message: Mapping[str, object], name: str) -> float:
-    value = message[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name!r} must be a number, not {value!r}")
-    return float(value)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from fedclust.apportion import allocate_rows
+from fedclust.checks import choice, non_negative, positive_int
 from fedclust.clustering.geometry import check_umap_size, umap_embedding
 from fedclust.clustering.kmeans import kmeans
 from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
-from fedclust.clustering.synthetic import allocate_rows, sample_latents
+from fedclust.clustering.synthetic import sample_latents
 from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
-from fedclust.federation.averaging import WeightedAverage
+from fedclust.federation.averaging import TermMeans, WeightedAverage
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import WorkContext
-from fedclust.federation.message import Message, Value, tensors_under, with_prefix
+from fedclust.federation.message import Message, Value, read_number, read_tensor, tensors_under, with_prefix
 
 
 class DeepClusteringModule(Protocol):
@@ -148,9 +149,13 @@ class FedDCN(Algorithm):
             done += 1
             server.progress(f"local DCN of client {client} ({done} of {len(server.clients)})")
             self._note_local(server, client, reply, module.n_clusters)
-            rows = allocate_rows(shares[client], _tensor(reply, "counts"))
+            rows = allocate_rows(shares[client], read_tensor(reply, "counts"))
             z = sample_latents(
-                _tensor(reply, "centers"), _tensor(reply, "spread"), rows, covariance=self.covariance, generator=rng
+                read_tensor(reply, "centers"),
+                read_tensor(reply, "spread"),
+                rows,
+                covariance=self.covariance,
+                generator=rng,
             )
             module.load_decoder(tensors_under("decoder", reply))
             parts.append(module.decode_rows(z))
@@ -183,10 +188,10 @@ class FedDCN(Algorithm):
         return FedDCNState(weights, centers, state.synthetic, state.geometry), metrics
 
     def _update(self, state: FedDCNState, cohort: list[int], server: Server) -> tuple[dict[str, Tensor], Metrics]:
-        average, terms = WeightedAverage(), _TermMeans()
+        average, terms = WeightedAverage(), TermMeans()
 
         def fold(client: int, reply: Message) -> None:
-            rows, steps = _number(reply, "n_rows"), _number(reply, "n_steps")
+            rows, steps = read_number(reply, "n_rows"), read_number(reply, "n_steps")
             if not steps:
                 server.note(f"client {client} made no training step and was not averaged")
                 return
@@ -216,7 +221,7 @@ class FedDCN(Algorithm):
             shared["synthetic"] = state.synthetic
         replies = server.ask("cluster", cohort, shared=shared)
         stacked = torch.cat(
-            [_tensor(reply, "centers")[_tensor(reply, "populated")] for _, reply in sorted(replies.items())]
+            [read_tensor(reply, "centers")[read_tensor(reply, "populated")] for _, reply in sorted(replies.items())]
         )
         if len(stacked) < len(state.centers):
             server.note(
@@ -237,15 +242,15 @@ class FedDCN(Algorithm):
         shared = {**with_prefix("weights", state.weights), "centers": state.centers, "split": split}
         replies = server.ask("evaluate", server.clients, shared=shared)
         for client, reply in replies.items():
-            rows = _number(reply, "n")
+            rows = read_number(reply, "n")
             if rows:
-                values = {f"{split}_rows": rows, f"{split}_recon": float(_tensor(reply, "recon_sum")) / rows}
+                values = {f"{split}_rows": rows, f"{split}_recon": float(read_tensor(reply, "recon_sum")) / rows}
                 server.client_values.setdefault(client, {}).update(values)
         statistics = add_statistics([cast("dict[str, Tensor]", reply) for reply in replies.values()])
 
         def distance_sums(means: Tensor) -> Tensor:
             answers = server.ask("disperse", sorted(replies), shared={**shared, "means": means})
-            return torch.stack([_tensor(reply, "distance_sums") for reply in answers.values()]).sum(0)
+            return torch.stack([read_tensor(reply, "distance_sums") for reply in answers.values()]).sum(0)
 
         metrics = metrics_from_statistics(statistics, distance_sums)
         if metrics["collapsed"]:
@@ -295,31 +300,13 @@ class FedDCN(Algorithm):
             check_umap_size(rows, module.latent_dim, self.n_neighbors, who)
 
     def _note_local(self, server: Server, client: int, reply: Message, n_clusters: int) -> None:
-        populated = _number(reply, "n_populated")
-        values = {"local_populated": populated, "local_n_neighbors": _number(reply, "n_neighbors")}
+        populated = read_number(reply, "n_populated")
+        values = {"local_populated": populated, "local_n_neighbors": read_number(reply, "n_neighbors")}
         server.client_values.setdefault(client, {}).update(values)
         if populated < n_clusters:
             server.note(f"client {client}, stage 1: {populated:.0f} of {n_clusters} clusters populated")
         if reply["counts_fell_back"]:
             server.note(f"client {client}, stage 1: no point lies within one σ of a centre; assigned counts were used")
-
-
-class _TermMeans:
-    """Mean of every loss term over the cohort, by rows."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._rows = 0.0
-
-    def add(self, reply: Message, rows: float) -> None:
-        self._rows += rows
-        for name in reply:
-            if name.startswith("term/"):
-                term = name.removeprefix("term/")
-                self._sums[term] = self._sums.get(term, 0.0) + rows * _number(reply, name)
-
-    def metrics(self) -> Metrics:
-        return {f"train/{name}": total / self._rows for name, total in self._sums.items()}
 
 
 def _dcn(module: ClientModule) -> DeepClusteringModule:
@@ -331,35 +318,14 @@ def _dcn(module: ClientModule) -> DeepClusteringModule:
     return cast(DeepClusteringModule, module)
 
 
-def _tensor(reply: Mapping[str, Value], name: str) -> Tensor:
-    value = reply[name]
-    assert isinstance(value, Tensor)
-    return value
-
-
-def _number(reply: Mapping[str, Value], name: str) -> float:
-    value = reply[name]
-    assert isinstance(value, (int, float, Tensor))
-    return float(value)
-
-
 def _check_arguments(algorithm: FedDCN) -> None:
     for name in ("recon_weight", "cluster_weight", "geometry_pretrain", "geometry_federated", "min_dist"):
-        value = getattr(algorithm, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value) or value < 0:
-            raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+        non_negative(name, getattr(algorithm, name))
     if algorithm.recon_weight == 0 and (algorithm.geometry_pretrain == 0 or algorithm.geometry_federated == 0):
         raise ValueError("recon_weight 0 needs positive geometry weights: pretraining has λ = 0 and nothing to learn")
     least = {"pretrain_epochs": 0, "cluster_epochs": 0, "round_epochs": 1, "n_synthetic": 1, "n_neighbors": 2}
     for name, lowest in least.items():
-        value = getattr(algorithm, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-            raise ValueError(f"{name} must be an integer of at least {lowest}, not {value!r}")
-    choices = {
-        "sampling": ("isotropic", "diagonal"),
-        "counts": ("within_sigma", "assigned"),
-        "covariance": ("sigma_squared", "sigma"),
-    }
-    for name, allowed in choices.items():
-        if getattr(algorithm, name) not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {getattr(algorithm, name)!r}")
+        positive_int(name, getattr(algorithm, name), least=lowest)
+    choice("sampling", algorithm.sampling, ("isotropic", "diagonal"))
+    choice("counts", algorithm.counts, ("within_sigma", "assigned"))
+    choice("covariance", algorithm.covariance, ("sigma_squared", "sigma"))

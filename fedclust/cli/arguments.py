@@ -86,7 +86,9 @@ def _config_of(checkpoint: Path) -> Path:
         raise ValueError(f"--ckpt_path: there is no file {str(checkpoint)!r}")
     run = run_of_checkpoint(checkpoint)
     if run is None:
-        raise ValueError(f"--ckpt_path {checkpoint} lies in no run directory (DIRECTORY/checkpoints beside config.yaml): give --config too")
+        raise ValueError(
+            f"--ckpt_path {checkpoint} lies in no run directory (checkpoints/ beside config.yaml): give --config too"
+        )
     return run / "config.yaml"
 
 

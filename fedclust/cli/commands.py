@@ -114,7 +114,8 @@ class _Run:
         return code
 
     def _parts(self) -> tuple[FedclustCLI, Any]:
-        assert self.cli is not None and self.cli.recorder is not None
+        assert self.cli is not None
+        assert self.cli.recorder is not None
         return self.cli, self.cli.recorder
 
 

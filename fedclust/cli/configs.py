@@ -31,7 +31,9 @@ def find_config(name: str) -> Path:
     stem = path.name.removesuffix(".yaml").removesuffix(".yml")
     if stem in shipped:
         return shipped[stem]
-    raise ValueError(f"--config: there is no file {name!r}, and no shipped configuration {stem!r}; shipped are {', '.join(shipped)}")
+    raise ValueError(
+        f"--config: there is no file {name!r}, and no shipped configuration {stem!r}; shipped are {', '.join(shipped)}"
+    )
 
 
 def first_comment(path: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentError
 
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from fedclust.federation.errors import FederationError
 
@@ -32,7 +32,7 @@ def explain(error: BaseException) -> str:
 
 
 def tidy_parser_error(text: str) -> str:
-    """Says in one paragraph what the parser says in nested lists: the keys down to the wrong one, value, what is allowed."""
+    """One paragraph for what the parser says in nested lists: the keys down to the wrong one, its value, what may be."""
     given = _GIVEN.search(text)
     value = "" if given is None else given["value"].strip()
     if given is not None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from fedclust.data.checks import fraction, positive_int, seed_value
+from fedclust.checks import fraction, positive_int, seed_value
 from fedclust.data.deal import Deal, deal_source
-from fedclust.data.loading import pooled_loader
+from fedclust.data.loading import Steps, pooled_loader
 from fedclust.data.partition import Natural, Partition
 from fedclust.data.sources import load_source
 from fedclust.data.tables import ClientData, IntArray, Scaling, Table
@@ -243,7 +243,7 @@ class FederatedDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> Any:
         """The module's own `prediction_loader()`, else batches of the pooled test rows."""
         own = self._module_loader("prediction_loader")
-        return self._evaluation_loader(self.test) if own is None else own
+        return self._evaluation_loader(self.test) if own is None else Steps(own)
 
     def _evaluation_loader(self, table: Table) -> Any:
         if not len(table):

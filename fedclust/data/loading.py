@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from fedclust.data.checks import positive_int
+from fedclust.checks import positive_int
 from fedclust.data.tables import Table
 
 
@@ -73,3 +73,16 @@ def pooled_loader(table: Table, batch_size: int, generator: torch.Generator | No
         generator: Shuffles with this generator; None keeps the order.
     """
     return DataLoader(PooledRows(table), sampler=RowBatches(len(table), batch_size, generator), batch_size=None)
+
+
+class Steps:
+    """A list of steps as one loader; the Trainer would take a plain list of tuples for several loaders."""
+
+    def __init__(self, steps: Sequence[Any]) -> None:
+        self._steps = list(steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._steps)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclust.data.checks import positive_int, real_number
+from fedclust.checks import positive_int, real_number
 from fedclust.data.partition_base import Partition
 from fedclust.data.partition_given import LabelGroups, Natural, Shards
 from fedclust.data.tables import IntArray

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclust.data.checks import positive_int, seed_value
+from fedclust.checks import positive_int, seed_value
 from fedclust.data.tables import IntArray
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclust.data.checks import positive_int
+from fedclust.checks import positive_int
 from fedclust.data.partition_base import Partition
 from fedclust.data.tables import IntArray
 from fedclust.random import numpy_generator

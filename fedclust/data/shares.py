@@ -7,33 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fedclust.apportion import allocate_rows
 from fedclust.data.tables import IntArray
 from fedclust.random import numpy_generator
 
 AnyArray = np.ndarray[Any, Any]
-
-
-def largest_remainder(total: int, weights: AnyArray) -> IntArray:
-    """Whole numbers in proportion to `weights` that sum to `total` exactly; ties go to the lower position.
-
-    Args:
-        total: Sum of the result, at least 0.
-        weights: Non-negative numbers with a positive sum, shape ``(k,)``.
-
-    Returns:
-        Int64 counts, shape ``(k,)``.
-
-    Raises:
-        ValueError: If a weight is negative or not finite, or all are 0.
-    """
-    shares = np.asarray(weights, dtype=np.float64)
-    if not np.isfinite(shares).all() or (shares < 0).any() or shares.sum() <= 0:
-        raise ValueError(f"weights must be finite, not negative and not all 0, got {shares.tolist()}")
-    quotas = total * (shares / shares.sum())
-    counts: IntArray = np.floor(quotas + 1e-9).astype(np.int64)  # 1e-9: a quota of 2.9999999999 is 3
-    order = np.argsort(-(quotas - counts), kind="stable")
-    counts[order[: total - int(counts.sum())]] += 1
-    return counts
 
 
 def holdout(labels: AnyArray | None, n: int, share: float, rng: np.random.Generator) -> IntArray:
@@ -56,7 +34,7 @@ def holdout(labels: AnyArray | None, n: int, share: float, rng: np.random.Genera
     if labels is None:
         return np.sort(rng.permutation(n)[:size]).astype(np.int64)
     codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)[1:]
-    counts = largest_remainder(size, sizes)
+    counts = allocate_rows(size, sizes)
     picked = [rng.permutation(np.flatnonzero(codes == code))[:count] for code, count in enumerate(counts)]
     return np.sort(np.concatenate(picked)).astype(np.int64)
 
@@ -106,7 +84,7 @@ def matching_test_parts(
     for rows, weights in blocks:
         if len(rows) == 0:
             continue
-        cuts = np.cumsum(largest_remainder(len(rows), weights))[:-1]
+        cuts = np.cumsum(allocate_rows(len(rows), weights))[:-1]
         for client, piece in enumerate(np.split(rng.permutation(rows), cuts)):
             parts[client].append(piece)
     return [np.sort(np.concatenate(pieces)).astype(np.int64) for pieces in parts]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclust.data.checks import positive_int, real_number
+from fedclust.checks import positive_int, real_number
 from fedclust.data.tables import IntArray, Table
 
 

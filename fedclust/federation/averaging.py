@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedclust.federation.message import Value, read_number
+
 
 def check_weights(weights: Sequence[float], names: Sequence[str]) -> float:
     """Check the clients' weights and return their sum.
@@ -147,3 +149,23 @@ def _check_values(state: Mapping[str, Tensor], name: str) -> None:
             bad = int((~torch.isfinite(value)).sum())
             if bad:
                 raise ValueError(f"{name}: {bad} of {value.numel()} values of {key} are NaN or infinite")
+
+
+class TermMeans:
+    """Mean of every loss term `term/<name>` of the clients' replies, weighted by rows."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._rows = 0.0
+
+    def add(self, reply: Mapping[str, Value], rows: float) -> None:
+        """Takes one client's terms."""
+        self._rows += rows
+        for name in reply:
+            if name.startswith("term/"):
+                term = name.removeprefix("term/")
+                self._sums[term] = self._sums.get(term, 0.0) + rows * read_number(reply, name)
+
+    def metrics(self) -> dict[str, float]:
+        """The means as `train/<name>`."""
+        return {f"train/{name}": total / self._rows for name, total in self._sums.items()}

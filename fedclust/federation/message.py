@@ -128,3 +128,42 @@ def tensors_under(prefix: str, message: Mapping[str, Value]) -> dict[str, torch.
     if not found:
         raise KeyError(f"the message holds no tensors under {start!r}; it has {sorted(message)[:8]}")
     return found
+
+
+def read_tensor(message: Mapping[str, Value], name: str) -> torch.Tensor:
+    """The tensor of that name.
+
+    Raises:
+        KeyError: If the name is missing.
+        TypeError: If the value is no tensor.
+    """
+    value = message[name]
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name!r} must be a tensor, not {type(value).__name__}")
+    return value
+
+
+def read_number(message: Mapping[str, Value], name: str) -> float:
+    """The number (or tensor of one entry) of that name, as a float.
+
+    Raises:
+        KeyError: If the name is missing.
+        TypeError: If the value is no number.
+    """
+    value = message[name]
+    if not isinstance(value, (int, float, torch.Tensor)):
+        raise TypeError(f"{name!r} must be a number, not {type(value).__name__}")
+    return float(value)
+
+
+def read_int(message: Mapping[str, Value], name: str) -> int:
+    """The whole number of that name.
+
+    Raises:
+        KeyError: If the name is missing.
+        TypeError: If the value is no whole number.
+    """
+    value = message[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name!r} must be a whole number, not {value!r}")
+    return value

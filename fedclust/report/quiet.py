@@ -23,7 +23,15 @@ _WARNINGS = (
     r".*Total length of `list` across ranks is zero.*",
     r".*No device id is provided via `init_process_group`.*",
 )
-_SAID = ("weights_only", "available:", "Tip:", "`Trainer.fit` stopped", "Restor", "Loaded model weights", "Detected Key")
+_SAID = (
+    "weights_only",
+    "available:",
+    "Tip:",
+    "`Trainer.fit` stopped",
+    "Restor",
+    "Loaded model weights",
+    "Detected KeyboardInterrupt",
+)
 _LOGGERS = (
     "pytorch_lightning.trainer.connectors.checkpoint_connector",
     "pytorch_lightning.utilities.rank_zero",

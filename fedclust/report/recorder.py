@@ -160,9 +160,14 @@ class RunRecorder(Callback):
                 write_json(self.directory / "partition.json", self._record)
         if self.history:
             self._write_metrics()
+            if trainer.max_epochs is not None and 0 < trainer.max_epochs <= len(self.history):
+                summary["notes"].append(
+                    f"nothing was left to train: the checkpoint has {len(self.history)} rounds, trainer.max_epochs is "
+                    f"{trainer.max_epochs}"
+                )
         self._write_summary()
 
-    def _observe(self, module: pl.LightningModule) -> None:
+    def _observe(self, module: Any) -> None:
         summary = self.summary
         summary["rounds"] = len(self.history)
         if hasattr(module, "byte_counts"):
@@ -205,7 +210,7 @@ class RunRecorder(Callback):
         names = sorted({name for row in self.history for name in row if name != "round"})
         write_csv(self.directory / "metrics.csv", self.history, ["round", *names])
 
-    def _write_clients(self, module: pl.LightningModule) -> None:
+    def _write_clients(self, module: Any) -> None:
         known = self._record.get("clients", [])
         if self.directory is None or not known:
             return
@@ -215,7 +220,8 @@ class RunRecorder(Callback):
         ]
         if hasattr(module, "client_rows"):
             rows = module.client_rows()
-        rows = [{**row, "name": known[row["client"]]["name"], "group": known[row["client"]].get("group")} for row in rows]
+        for row in rows:
+            row.update({name: known[row["client"]].get(name) for name in ("name", "group")})
         first = ["client", "name", "group", "train", "val", "test"]
         others = sorted({name for row in rows for name in row} - set(first))
         write_csv(self.directory / "clients.csv", rows, [*first, *others])

@@ -64,12 +64,17 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
     seconds = summary["seconds"]
     rows = [*known, *others]
     if summary["bytes"]:
-        rows += [("bytes up", human_bytes(up), "clients to server"), ("bytes down", human_bytes(down), "server to clients")]
+        rows += [
+            ("bytes up", human_bytes(up), "clients to server"),
+            ("bytes down", human_bytes(down), "server to clients"),
+        ]
     rows += [(f"seconds {stage}", f"{spent:.1f}", "") for stage, spent in seconds.items()]
     if summary["monitor"]:
         labels = "uses labels" if summary["uses_labels"] else "uses no labels"
         chosen = f"{summary['selected']} round {summary['selected_round']}" if summary["selected"] else ""
-        rows.append(("monitor", f"{summary['monitor']} ({summary['monitor_mode']})", f"{labels}; {chosen}".rstrip("; ")))
+        rows.append(
+            ("monitor", f"{summary['monitor']} ({summary['monitor_mode']})", f"{labels}; {chosen}".rstrip("; "))
+        )
     return rows
 
 

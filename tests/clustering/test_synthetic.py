@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedclust.apportion import allocate_rows
 from fedclust.clustering.kmeans import kmeans
-from fedclust.clustering.synthetic import allocate_rows, cluster_spread, count_points, sample_latents
+from fedclust.clustering.synthetic import cluster_spread, count_points, sample_latents
 from fedclust.random import numpy_generator, torch_generator
 
 # Cluster 0: distances 1, 2, 3, 4 from (0, 0); cluster 1: a single point; cluster 2: empty.
@@ -85,56 +86,6 @@ def test_unpopulated_clusters_get_no_spread_no_count_and_no_rows() -> None:
     assert (spread == 0).all()
     assert (rows[~result.populated.numpy()] == 0).all()
     assert sorted(rows.tolist()) == [0, 0, 50, 50]
-
-
-@pytest.mark.parametrize(
-    ("total", "weights", "rows"),
-    [
-        (10, [1, 1, 1], [4, 3, 3]),
-        (5000, [1, 1, 1], [1667, 1667, 1666]),
-        (10, [0, 5, 0], [0, 10, 0]),
-        (7, [2, 3, 1], [2, 4, 1]),  # shares 2.33 3.5 1.17
-        (2, [1, 1, 1, 1], [1, 1, 0, 0]),
-        (0, [3, 4], [0, 0]),
-        (3, [0.5, 0.25, 0.25], [1, 1, 1]),  # shares 1.5 .75 .75: the larger remainders first
-        (3, [1e-300, 1.0], [0, 3]),
-        (10, [1e300, 1e300], [5, 5]),
-    ],
-)
-def test_largest_remainder_by_hand(total: int, weights: list[float], rows: list[int]) -> None:
-    result = allocate_rows(total, weights)
-    assert result.tolist() == rows
-    assert result.dtype == np.int64
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_allocation_sums_exactly_and_stays_within_one_row_of_the_share(seed: int) -> None:
-    rng = numpy_generator(seed, "weights")
-    weights = rng.integers(0, 500, size=int(rng.integers(1, 60))) * (rng.random() + 0.1)
-    weights[0] += 1
-    rows = allocate_rows(5000, torch.from_numpy(weights))
-    shares = 5000 * weights / weights.sum()
-    assert rows.sum() == 5000
-    assert (np.abs(rows - shares) < 1).all()
-    assert (rows[weights == 0] == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("total", "weights", "words"),
-    [
-        (5, [0, 0], "total weight is 0"),
-        (5, [], "at least one"),
-        (5, [[1, 2]], "at least one"),
-        (5, [1, -1], "at least 0"),
-        (5, [1, float("nan")], "finite"),
-        (5, [1, float("inf")], "finite"),
-        (-1, [1], "total"),
-        (2.5, [1], "total"),
-    ],
-)
-def test_allocation_refuses_bad_input(total: int, weights: list, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        allocate_rows(total, weights)
 
 
 @pytest.mark.parametrize(("covariance", "variance"), [("sigma_squared", 4.0), ("sigma", 2.0)])

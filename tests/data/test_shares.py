@@ -9,30 +9,9 @@ from fedclust.data.partition import Dirichlet
 from fedclust.data.shares import (
     holdout,
     label_entropies,
-    largest_remainder,
     matching_test_parts,
     mean_label_entropy,
 )
-
-
-def test_largest_remainder_by_hand() -> None:
-    assert largest_remainder(10, np.array([1, 1, 1])).tolist() == [4, 3, 3]
-    assert largest_remainder(3, np.array([0.1, 0.2, 0.7])).tolist() == [0, 1, 2]
-    assert largest_remainder(0, np.array([1, 2])).tolist() == [0, 0]
-    assert largest_remainder(30, np.array([0.1, 0.2, 0.7])).tolist() == [3, 6, 21]
-    for weights in ([0.0, 0.0], [1.0, -1.0], [np.nan, 1.0], [np.inf, 1.0]):
-        with pytest.raises(ValueError, match="weights must be"):
-            largest_remainder(5, np.array(weights))
-
-
-def test_largest_remainder_is_exact() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        weights = rng.random(rng.integers(1, 30)) * (rng.random() < 0.9) + 1e-9
-        total = int(rng.integers(0, 5000))
-        counts = largest_remainder(total, weights)
-        assert counts.sum() == total
-        assert np.abs(counts - total * weights / weights.sum()).max() < 1 + 1e-6
 
 
 def test_holdout_is_stratified() -> None:

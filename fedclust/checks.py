@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -39,6 +40,41 @@ def fraction(name: str, value: Any) -> float:
     if not 0.0 <= share < 1.0:
         raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
     return share
+
+
+def non_negative(name: str, value: Any) -> float:
+    """`value` as a finite float of at least 0.
+
+    Raises:
+        ValueError: If the value is no such number.
+    """
+    number = real_number(name, value)
+    if math.isinf(number) or number < 0:
+        raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+    return number
+
+
+def positive(name: str, value: Any) -> float:
+    """`value` as a finite float above 0.
+
+    Raises:
+        ValueError: If the value is no such number.
+    """
+    number = non_negative(name, value)
+    if number == 0:
+        raise ValueError(f"{name} must be above 0, got {value!r}")
+    return number
+
+
+def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """`value` as one of the `allowed` names.
+
+    Raises:
+        ValueError: If the value is another one.
+    """
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+    return str(value)
 
 
 def seed_value(name: str, value: Any) -> int:
