@@ -67,7 +67,7 @@ def federate(
         progress: Whether to show progress.
 
     Returns:
-        The result, with test metrics of the best round by the monitor.
+        The result, with test metrics of the best round by the monitor (`val/…` where there are no test rows).
 
     Raises:
         ValueError: For settings that cannot work, before any training.
@@ -102,7 +102,9 @@ def federate(
         if len(data.test):
             best = None if path is None else str(path)
             trainer.test(loop, datamodule=data, ckpt_path=best, verbose=False, **weights_only(trainer.test))
-        metrics = {name: value for name, value in loop.latest.items() if name.startswith("test/")}
+            metrics = {name: value for name, value in loop.latest.items() if name.startswith("test/")}
+        else:
+            metrics = {name: value for name, value in recorder.summary["metrics"].items() if name.startswith("val/")}
     extras = {
         "metrics": metrics, "history": history, "notes": list(loop.notes), "summary": dict(recorder.summary)
     }  # fmt: skip
@@ -151,7 +153,7 @@ def cluster(
     module = DCN(
         n_clusters=n_clusters,
         hidden_dims=list(hidden_dims) if hidden_dims is not None else [128] if features <= 256 else [512, 256],
-        latent_dim=latent_dim or min(5, features),
+        latent_dim=min(5, features) if latent_dim is None else latent_dim,
         output="sigmoid" if scale == "minmax" else "linear",
         lr=2.4e-3,
         batch_size=32 if rows < 5000 else 256,

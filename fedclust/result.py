@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class Result:
     """A trained federated clustering.
 
     Attributes:
-        metrics: Final metrics of the selected round, `test/…`.
+        metrics: Final metrics of the selected round, `test/…`, or `val/…` where the data has no test rows.
         history: One dict per round.
         notes: Sentences worth reading: unpopulated clusters, empty clients, a collapsed clustering.
         summary: What summary.json of the run holds.
@@ -92,7 +93,7 @@ class Result:
         values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
         shape = tuple(self.entry["input_shape"])
         features = int(np.prod(shape))
-        if values.ndim < 2 or int(np.prod(values.shape[1:])) != features:
+        if values.ndim < 2 or (values.shape[1:] != (features,) and _without_ones(values.shape[1:]) != _without_ones(shape)):
             wanted = f"(n, {', '.join(map(str, shape))}) or (n, {features})"
             raise ValueError(f"x must have shape {wanted}, not {values.shape}")
         values = values.reshape(len(values), *shape)
@@ -116,8 +117,11 @@ def load(path: str | Path) -> Result:
         ValueError: If the file is no federated run's, or of another format.
     """
     path = _checkpoint_in(Path(path))
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    if KEY not in saved:
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, EOFError) as error:
+        raise ValueError(f"{path} is no checkpoint of a federated run: it cannot be read as one") from error
+    if not isinstance(saved, Mapping) or KEY not in saved:
         raise ValueError(f"{path} was not written by a federated run")
     entry = saved[KEY]
     if entry["format"] != FORMAT:
@@ -139,6 +143,10 @@ def result_from(entry: dict[str, Any], extras: Mapping[str, Any]) -> Result:
         metrics=dict(extras["metrics"]), history=list(extras["history"]), notes=list(extras["notes"]),
         summary=dict(extras["summary"]), state=state, module=module, entry=entry,
     )  # fmt: skip
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)
 
 
 def _checkpoint_in(path: Path) -> Path:

@@ -65,6 +65,8 @@ class DCNBase(ClientModule):
         _check_sizes(n_clusters, hidden_dims, latent_dim, lr, batch_size, max_grad_norm)
         choice("output", output, ("sigmoid", "linear"))
         choice("normalization", normalization, ("batch", "group", "none"))
+        if batch_size == 1 and normalization == "batch":
+            raise ValueError("batch_size must be at least 2 with normalization='batch': one row has no batch statistics")
         self.n_clusters, self.latent_dim = n_clusters, latent_dim
         self.hidden_dims = [int(width) for width in hidden_dims]
         self.output, self.normalization = output, normalization

@@ -40,13 +40,16 @@ class CentralDCN(DCNBase):
     def on_fit_start(self) -> None:
         """Draws the initial weights from the seed and computes the geometric embedding where it is asked for."""
         data = self._data_module()
-        self.initialize(data.resolved_seed)
+        if self.trainer.ckpt_path is None:
+            self.initialize(data.resolved_seed)
         if self.plan.weights.geom:
             embedding = umap_embedding(
                 data.train.x.flatten(1).numpy(), self.latent_dim, n_neighbors=self.plan.n_neighbors,
                 min_dist=self.plan.min_dist, seed=_seed(data, "umap"), who="train rows",
             )  # fmt: skip
             self._target = torch.from_numpy(embedding.target)
+        if not self.plan.pretrain_epochs and not bool(self.centers.any()):
+            self.cluster_rows(data.train.x, seed=_seed(data, "kmeans"))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Terms:
         """The loss and its terms on one batch {"x", "index"}; λ is 0 during the pretraining epochs."""
@@ -128,8 +131,10 @@ class CentralDCN(DCNBase):
             "square_sum": z.square().sum(0),
         }
         if table.y is not None and self.n_classes is not None:
-            contingency = contingency_table(table.y.numpy(), labels.numpy(), self.n_classes, K)
-            result["contingency"] = torch.from_numpy(contingency)
+            result["contingency"] = torch.zeros(self.n_classes, K, dtype=torch.int64)
+            if len(table):
+                contingency = contingency_table(table.y.numpy(), labels.numpy(), self.n_classes, K)
+                result["contingency"] += torch.from_numpy(contingency)
         return result
 
     def distance_sums(self, table: Table, means: torch.Tensor) -> torch.Tensor:

@@ -119,8 +119,9 @@ class FedDCN(Algorithm):
         """Refuses clients and synthetic sets that are too small, before any training."""
         module = _dcn(server.module)
         for client in server.clients:
-            self._check_rows(f"client {client}", server.sizes[client], module)
-        self._check_rows("the synthetic set (n_synthetic)", self.n_synthetic, module)
+            self._check_rows(f"client {client}", server.sizes[client], module, umap=bool(self.geometry_pretrain))
+        umap = bool(self.geometry_pretrain or self.geometry_federated)
+        self._check_rows("the synthetic set (n_synthetic)", self.n_synthetic, module, umap=umap)
 
     def start(self, server: Server) -> FedDCNState:
         """Stages 1 and 2 of Alg. 2: lines 1 to 5."""
@@ -290,13 +291,13 @@ class FedDCN(Algorithm):
             "min_dist": self.min_dist,
         }
 
-    def _check_rows(self, who: str, rows: int, module: DeepClusteringModule) -> None:
+    def _check_rows(self, who: str, rows: int, module: DeepClusteringModule, *, umap: bool) -> None:
         if rows < max(2, module.n_clusters):
             raise ValueError(
                 f"{who} has {rows} training rows, fewer than the {max(2, module.n_clusters)} that n_clusters="
                 f"{module.n_clusters} needs; use fewer clusters, fewer clients or a larger min_size of the partition"
             )
-        if self.geometry_pretrain or self.geometry_federated:
+        if umap:
             check_umap_size(rows, module.latent_dim, self.n_neighbors, who)
 
     def _note_local(self, server: Server, client: int, reply: Message, n_clusters: int) -> None:
@@ -321,6 +322,8 @@ def _dcn(module: ClientModule) -> DeepClusteringModule:
 def _check_arguments(algorithm: FedDCN) -> None:
     for name in ("recon_weight", "cluster_weight", "geometry_pretrain", "geometry_federated", "min_dist"):
         non_negative(name, getattr(algorithm, name))
+    if algorithm.min_dist > 1:
+        raise ValueError(f"min_dist must lie in [0, 1], got {algorithm.min_dist!r}")
     if algorithm.recon_weight == 0 and (algorithm.geometry_pretrain == 0 or algorithm.geometry_federated == 0):
         raise ValueError("recon_weight 0 needs positive geometry weights: pretraining has λ = 0 and nothing to learn")
     least = {"pretrain_epochs": 0, "cluster_epochs": 0, "round_epochs": 1, "n_synthetic": 1, "n_neighbors": 2}

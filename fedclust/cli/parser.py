@@ -15,6 +15,8 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 import fedclust.cli
 from fedclust.cli.arguments import value_of
+from fedclust.federation.loop import FederatedLoop
+from fedclust.federation.refusals import refuse_unusable_flags
 from fedclust.report.progress import RoundProgress
 from fedclust.report.recorder import RunRecorder
 from fedclust.report.rundir import RunDirectory, run_of_checkpoint
@@ -129,7 +131,9 @@ class FedclustCLI(LightningCLI):
         settings["callbacks"] = list(configured) if isinstance(configured, list) else [configured]
         settings["callbacks"] += self._own_callbacks(settings, self.run_directory)
         settings["default_root_dir"] = settings["default_root_dir"] or str(self.run_directory.path)
-        return pl.Trainer(**settings)
+        trainer = pl.Trainer(**settings)
+        _refuse_early(trainer, self.model)
+        return trainer
 
     def _own_callbacks(self, settings: dict[str, Any], directory: RunDirectory) -> list[Callback]:
         configured: list[Callback] = settings["callbacks"]
@@ -165,6 +169,16 @@ def with_save_dir(arguments: Sequence[str]) -> list[str]:
     if told or logger is None or logger.rpartition(".")[2] not in _NEEDS_SAVE_DIR:
         return list(arguments)
     return [*arguments, f"--trainer.logger.init_args.save_dir={RUN_PLACEHOLDER}"]
+
+
+def _refuse_early(trainer: pl.Trainer, model: pl.LightningModule) -> None:
+    """Refuses what cannot work before the Trainer starts further processes for it."""
+    if isinstance(model, FederatedLoop):
+        refuse_unusable_flags(trainer)
+    if trainer.world_size > 1:
+        raise ValueError(
+            f"trainer.devices/num_nodes: {trainer.world_size} processes would write into one run directory; use devices=1"
+        )
 
 
 def _place_loggers(trainer: Namespace, directory: str) -> None:

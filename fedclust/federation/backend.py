@@ -15,7 +15,7 @@ from fedclust.data.tables import ClientData
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext, make_fabric
 from fedclust.federation.errors import ClientError, Failure, RoundFailedError
-from fedclust.federation.message import Message, Value, check_message
+from fedclust.federation.message import Message, Value, check_message, copied
 from fedclust.federation.store import StateStore, Traffic, fingerprints
 
 OnReply = Callable[[int, Message], None]
@@ -152,6 +152,8 @@ class Backend(ABC):
         unknown = [name for name in actions if name not in known]
         if not actions or unknown:
             raise ValueError(f"{type(self.module).__name__} has no action {unknown}; it has {known}")
+        if len(set(actions)) < len(actions):
+            raise ValueError(f"an action can run once per trip, got {actions}")
         if not messages:
             raise ValueError(f"action {actions[0]!r} was asked of no client")
         strangers = [client for client in messages if not 0 <= client < self.data.n_clients]
@@ -201,7 +203,8 @@ def run_client(backend: Backend, client: int, actions: list[str], message: Messa
         )
         for current in actions:
             reply = getattr(backend.module, current)(message, ctx)
-            outcome.replies[current] = check_message(reply, f"{ctx.who}, action {current!r}")
+            # Copied, because the next client's work may change what a reply refers to on the resident module.
+            outcome.replies[current] = copied(check_message(reply, f"{ctx.who}, action {current!r}"))
         outcome.state = check_message(ctx.state, f"{ctx.who}, state")
         _check_disjoint(outcome)
     except Exception as error:  # the policy decides; nothing is swallowed: see Backend.ask

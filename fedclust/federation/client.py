@@ -154,7 +154,8 @@ class ClientModule(pl.LightningModule):
             Steps made and the mean terms of the last epoch.
 
         Raises:
-            NonFiniteLossError: If the loss became NaN or infinite; names who, the epoch and the last finite loss.
+            NonFiniteLossError: If the loss, or a weight by the last step, became NaN or infinite; names who, the epoch
+                and the last finite loss.
         """
         optimizer = ctx.fabric.setup_optimizers(self.local_optimizer())
         loss = loss or self._terms_of_step
@@ -176,10 +177,15 @@ class ClientModule(pl.LightningModule):
                     last_finite = means["loss"]
                 if after_epoch is not None:
                     after_epoch(epoch)
+        if n_steps and not bool(torch.stack([torch.isfinite(weight).all() for weight in self.parameters()]).all()):
+            raise NonFiniteLossError(ctx.who, ctx.round, epochs - 1, math.nan, last_finite, what="weights")
         return LocalFit(n_steps, means)
 
     def _step(self, ctx: WorkContext, optimizer: Any, loss: Callable[[Batch], Terms], batch: Batch) -> Terms:
         optimizer.zero_grad()
+        # Autocast drops its half-precision copies of the weights only when the outermost autocast block ends. Inside
+        # a Trainer's step that is after the whole round: every step would go on with the weights of the first one.
+        torch.clear_autocast_cache()
         with ctx.fabric.autocast():
             terms = loss(batch)
         ctx.fabric.backward(terms["loss"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision import MixedPrecision
 
 from fedclust.data.tables import ClientData
 from fedclust.federation.message import Message
@@ -30,10 +31,13 @@ def make_fabric(device: torch.device, precision: str) -> Fabric:
             f"precision {precision!r} cannot be used in federated rounds; allowed: {', '.join(PRECISIONS)} "
             "(weights are exchanged and averaged in float32)"
         )
-    chosen: Any = precision
+    # Half precision on a CPU is bfloat16, as in the Trainer. The plugin is made here because Fabric announces the ones
+    # that it makes itself, once for every client and round.
+    mixed: Any = "bf16-mixed" if device.type == "cpu" else precision
+    plugins = None if precision == "32-true" else MixedPrecision(mixed, device.type)
     if device.type == "cpu":
-        return Fabric(accelerator="cpu", devices=1, precision=chosen)
-    return Fabric(accelerator=device.type, devices=[device.index or 0], precision=chosen)
+        return Fabric(accelerator="cpu", devices=1, plugins=plugins)
+    return Fabric(accelerator=device.type, devices=[device.index or 0], plugins=plugins)
 
 
 @dataclass

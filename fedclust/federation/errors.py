@@ -50,10 +50,12 @@ class RoundFailedError(FederationError):
 
 
 class NonFiniteLossError(FederationError):
-    """A local loss became NaN or infinite; its weights must not be averaged."""
+    """A local loss, or the weights after the last step, became NaN or infinite and must not be averaged."""
 
-    def __init__(self, who: str, round: int, epoch: int, value: float, last_finite: float) -> None:
+    def __init__(
+        self, who: str, round: int, epoch: int, value: float, last_finite: float, what: str = "loss"
+    ) -> None:  # fmt: skip
         super().__init__(
-            f"{who}, round {round}: the loss became {value} in local epoch {epoch}; the last finite epoch mean was "
+            f"{who}, round {round}: the {what} became {value} in local epoch {epoch}; the last finite mean loss was "
             f"{last_finite:.6g}. Lower the learning rate, or use precision 32-true or bf16-mixed"
         )

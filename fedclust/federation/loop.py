@@ -115,13 +115,18 @@ class FederatedLoop(pl.LightningModule):
         data = getattr(self.trainer, "datamodule", None)
         if data is None or not hasattr(data, "client"):
             raise TypeError("a FederatedLoop needs a fedclust.FederatedDataModule: trainer.fit(loop, datamodule=data)")
-        if self._server is not None and self.backend.data is data:
-            return
-        self.resolved_seed = int(data.resolved_seed)
-        self.client.build(tuple(data.input_shape), data.n_classes)
         device = self.trainer.strategy.root_device
         precision = str(self.trainer.precision)
         fabric = make_fabric(device, precision)
+        quick = bool(getattr(self.trainer, "fast_dev_run", False))
+        if self._server is not None and self.backend.data is data:
+            self.backend.device, self.backend.precision = device, precision
+            self._server.context.fabric, self._server.quick = fabric, quick
+            return
+        if stage == "fit":
+            self._state = None
+        self.resolved_seed = int(data.resolved_seed)
+        self.client.build(tuple(data.input_shape), data.n_classes)
         self.backend.connect(self.client, data, seed=self.resolved_seed, device=device, precision=precision)
         sizes = {client: int(rows) for client, rows in enumerate(data.n_rows) if rows > 0}
         self._server = Server(
@@ -132,7 +137,7 @@ class FederatedLoop(pl.LightningModule):
             input_shape=tuple(data.input_shape),
             n_classes=data.n_classes,
             context=WorkContext("server", 0, self.resolved_seed, fabric),
-            quick=bool(getattr(self.trainer, "fast_dev_run", False)),
+            quick=quick,
             progress=lambda text: self.report_progress(text),
         )
         self._note_empty(data.n_clients)
@@ -220,7 +225,12 @@ class FederatedLoop(pl.LightningModule):
     def _round(self, number: int) -> Iterator[None]:
         self.backend.round = self.server.context.round = number
         # The Trainer's autocast is meant for a step of one model; here it would cover averaging and k-means too.
-        with self.backend.limited_threads(), torch.autocast(self.device.type, enabled=False):
+        # Evaluation may train (a personalised method), which Lightning's inference mode would forbid for good.
+        with (
+            self.backend.limited_threads(),
+            torch.inference_mode(False),
+            torch.autocast(self.device.type, enabled=False),
+        ):
             yield
 
     def _evaluate(self, split: str) -> None:

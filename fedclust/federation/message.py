@@ -13,7 +13,13 @@ import torch
 Value: TypeAlias = "torch.Tensor | np.ndarray[Any, Any] | int | float | str | bool | bytes | None"
 Message: TypeAlias = "dict[str, Value]"
 
-_ARRAY_KINDS = "biufc"
+_ARRAY_TYPES = frozenset(
+    [
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+        "complex64", "complex128",
+    ]
+)  # fmt: skip
+_PLAIN_TYPES = (int, float, str, bool, bytes)
 _NUMBER_BYTES = 8
 
 
@@ -35,9 +41,15 @@ def check_message(message: Mapping[str, object], who: str) -> Message:
             raise TypeError(f"{who}: message names are strings, not {name!r}")
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, np.ndarray) and value.dtype.kind not in _ARRAY_KINDS:
-            raise TypeError(f"{who}: array {name!r} has dtype {value.dtype}; only numbers and bools travel")
-        if value is not None and not isinstance(value, (torch.Tensor, np.ndarray, int, float, str, bool, bytes)):
+        if isinstance(value, np.ndarray) and str(value.dtype) not in _ARRAY_TYPES:
+            raise TypeError(
+                f"{who}: array {name!r} has dtype {value.dtype}; only numbers of up to 64 bits per part, in native byte "
+                "order, and bools travel"
+            )
+        if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+            raise TypeError(f"{who}: tensor {name!r} has layout {value.layout}; only dense tensors travel")
+        # Exact types: a subclass, such as an enum, could not be read back without unpickling its class.
+        if value is not None and not isinstance(value, (torch.Tensor, np.ndarray)) and type(value) not in _PLAIN_TYPES:
             raise TypeError(
                 f"{who}: {name!r} is a {type(value).__name__}; a message holds tensors, numeric arrays, int, float, "
                 "str, bool, bytes or None, without nesting"
@@ -87,7 +99,7 @@ def pack(message: Mapping[str, Value]) -> bytes:
     for name, value in message.items():
         if isinstance(value, np.ndarray):
             arrays.append(name)
-            plain[name] = torch.from_numpy(np.ascontiguousarray(value))
+            plain[name] = torch.from_numpy(np.array(value, order="C"))
         elif isinstance(value, torch.Tensor):
             plain[name] = value.detach().cpu().clone()
         else:
@@ -106,6 +118,17 @@ def unpack(data: bytes) -> Message:
         assert isinstance(tensor, torch.Tensor)
         message[name] = tensor.numpy()
     return message
+
+
+def copied(message: Mapping[str, Value]) -> Message:
+    """A copy that shares no memory with the message, its tensors detached."""
+    copy: Message = {}
+    for name, value in message.items():
+        if isinstance(value, torch.Tensor):
+            copy[name] = value.detach().clone()
+        else:
+            copy[name] = value.copy() if isinstance(value, np.ndarray) else value
+    return copy
 
 
 def with_prefix(prefix: str, values: Mapping[str, Value]) -> Message:

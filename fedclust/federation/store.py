@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedclust.federation.message import Message, Value, digest, message_bytes, pack, unpack, value_bytes
+from fedclust.federation.message import Message, Value, copied, digest, message_bytes, pack, unpack, value_bytes
 
 
 class StateStore:
@@ -29,17 +29,17 @@ class StateStore:
         """A copy of the client's state; empty for a client that never stored any."""
         if client in self._files:
             return unpack(self._files[client].read_bytes())
-        return dict(self._memory.get(client, {}))
+        return copied(self._memory.get(client, {}))
 
     def put(self, client: int, state: Message) -> None:
-        """Replaces the client's state."""
+        """Replaces the client's state by a copy of `state`."""
         size = message_bytes(state)
         in_memory = sum(self._sizes.values()) - self._sizes.pop(client, 0)
         self._memory.pop(client, None)
         if self._budget is None or in_memory + size <= self._budget:
             if client in self._files:
                 self._files.pop(client).unlink()
-            self._memory[client], self._sizes[client] = state, size
+            self._memory[client], self._sizes[client] = copied(state), size
             return
         if self._directory is None:
             self._directory = tempfile.TemporaryDirectory(prefix="fedclust-state-")

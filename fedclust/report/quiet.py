@@ -20,6 +20,9 @@ _WARNINGS = (
     r".*could not find the monitored key in the returned metrics.*",
     r".*torch\.load.*weights_only.*",
     r".*n_jobs value .* overridden to 1 by setting random_state.*",
+    r"(?s).*JsonargparseDeprecationWarning.*",
+    r".*skip_none parameter was deprecated.*",
+    r"(?s).*Instead use ``instantiate``.*",
     r".*Total length of `list` across ranks is zero.*",
     r".*No device id is provided via `init_process_group`.*",
 )
