@@ -14,6 +14,18 @@ from fedclust.checks import positive_int
 from fedclust.data.tables import Table
 
 
+def batch_bounds(n: int, batch_size: int) -> list[tuple[int, int]]:
+    """Where the batches of `n` rows start and stop.
+
+    The last batch may be smaller, so fewer rows than `batch_size` make one batch of all of them. A last batch of a
+    single row is merged into the one before it, because BatchNorm has no statistics of one row.
+    """
+    starts = list(range(0, n, batch_size))
+    if batch_size > 1 and len(starts) > 1 and n - starts[-1] == 1:
+        starts.pop()
+    return list(zip(starts, [*starts[1:], n], strict=True)) if starts else []
+
+
 class PooledRows(Dataset[dict[str, Tensor]]):
     """A table as a dataset that is asked for whole batches: a list of positions in, a dict of tensors out."""
 
@@ -34,8 +46,7 @@ class PooledRows(Dataset[dict[str, Tensor]]):
 class RowBatches(Sampler[list[int]]):
     """Lists of positions, each row once per pass; shuffled anew in every pass when a generator is given.
 
-    The last batch may be smaller; a last batch of a single row joins the one before it, because batch normalisation
-    cannot train on one row.
+    See `batch_bounds` for the last batch.
 
     Args:
         n: Number of rows.
@@ -48,19 +59,12 @@ class RowBatches(Sampler[list[int]]):
         self.batch_size = positive_int("batch_size", batch_size)
         self.generator = generator
 
-    def _starts(self) -> list[int]:
-        starts = list(range(0, self.n, self.batch_size))
-        if self.batch_size > 1 and len(starts) > 1 and self.n - starts[-1] == 1:
-            starts.pop()
-        return starts
-
     def __len__(self) -> int:
-        return len(self._starts())
+        return len(batch_bounds(self.n, self.batch_size))
 
     def __iter__(self) -> Iterator[list[int]]:
         order = torch.arange(self.n) if self.generator is None else torch.randperm(self.n, generator=self.generator)
-        starts = self._starts()
-        for start, stop in zip(starts, [*starts[1:], self.n], strict=True):
+        for start, stop in batch_bounds(self.n, self.batch_size):
             yield order[start:stop].tolist()
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from fedclust.data.loading import batch_bounds
+
 
 def shuffled_batches(n_rows: int, batch_size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Yields one epoch of row indices in random order.
-
-    A client with fewer rows than `batch_size` gets one batch of all its rows. A last batch of a single row is merged
-    into the one before it, because BatchNorm has no statistics of one row; a client with one row in all still gets it.
+    """Yields one epoch of row indices in random order, cut as `fedclust.data.loading.batch_bounds` says.
 
     Args:
         n_rows: Number of rows.
@@ -22,13 +21,8 @@ def shuffled_batches(n_rows: int, batch_size: int, generator: torch.Generator) -
         int64 index tensors whose union is 0..n_rows-1.
     """
     order = torch.randperm(n_rows, generator=generator)
-    start = 0
-    while start < n_rows:
-        stop = min(start + batch_size, n_rows)
-        if n_rows - stop == 1 and batch_size > 1:
-            stop = n_rows
+    for start, stop in batch_bounds(n_rows, batch_size):
         yield order[start:stop]
-        start = stop
 
 
 class Cycle:
