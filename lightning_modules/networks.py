@@ -11,6 +11,7 @@ from torch import nn
 
 Normalization = Literal["batch", "group", "none"]
 _GROUPS = 8
+_SMALLEST_GROUP = 8  # normalising a group of one or two values would leave nothing but their order
 
 
 class UnitInterval(nn.Module):
@@ -25,7 +26,8 @@ def _norm(width: int, kind: Normalization) -> list[nn.Module]:
     if kind == "batch":
         return [nn.BatchNorm1d(width)]
     if kind == "group":
-        return [nn.GroupNorm(_GROUPS if width % _GROUPS == 0 else 1, width)]
+        groups = next(n for n in range(_GROUPS, 0, -1) if n == 1 or (width % n == 0 and width // n >= _SMALLEST_GROUP))
+        return [nn.GroupNorm(groups, width)]
     return []
 
 

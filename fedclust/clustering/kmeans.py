@@ -7,7 +7,8 @@ Both follow one contract.
 * A cluster that loses its last row moves to the row farthest from its own centre.
 * Where no row is away from its centre (fewer distinct rows than clusters) a cluster stays empty: it
   keeps the centre that it started from when centres were given; otherwise its centre repeats another one.
-  Either way it is finite, ``populated`` is False for it and ``n_populated`` counts the others.
+  Either way it is finite, ``populated`` is False for it and ``n_populated`` counts the others. Rows that differ by
+  rounding only (8 units in the last place of the largest value) are not distinct.
 * Labels always name the centre nearest to the row among the returned ones, ties to the lower index.
 
 The two differ in the draws of k-means++, in rounding, and in which row an empty cluster takes when two rows
@@ -27,6 +28,7 @@ from torch import Tensor
 from fedclust.clustering.checks import as_rows, check_count, one_thread, prefix
 from fedclust.clustering.lloyd import lloyd, nearest, squared_distances_to
 
+_ROUNDING = 8  # in units of the last place of the largest value
 Array = Any  # a torch.Tensor or a numpy.ndarray; results come back in the kind that was given
 
 
@@ -178,11 +180,11 @@ def _check(
 
 def _finish(rows: Tensor, centers: Tensor, start: Tensor | None, n_iter: int) -> KMeansResult:
     """Settle empty clusters, then label every row by the centres as they are returned."""
-    centers = centers.to(rows.dtype)
+    centers = _merged(centers.to(rows.dtype), rows)
     labels, distances = nearest(rows, centers)
     counts = torch.bincount(labels, minlength=len(centers))
     if start is not None and bool((counts == 0).any()):
-        centers = torch.where((counts > 0)[:, None], centers, start)
+        centers = _merged(torch.where((counts > 0)[:, None], centers, start), rows)
         labels, distances = nearest(rows, centers)
         counts = torch.bincount(labels, minlength=len(centers))
     populated = counts > 0
@@ -194,6 +196,16 @@ def _finish(rows: Tensor, centers: Tensor, start: Tensor | None, n_iter: int) ->
         n_populated=int(populated.sum()),
         populated=populated,
     )
+
+
+def _merged(centers: Tensor, rows: Tensor) -> Tensor:
+    """Centres that differ by no more than rounding become equal to the one of the lowest index.
+
+    A network maps equal inputs to latents that differ in their last bits; these are no distinct rows.
+    """
+    tolerance = _ROUNDING * torch.finfo(rows.dtype).eps * float(rows.abs().max())
+    near = (centers[:, None] - centers[None]).abs().amax(2) <= tolerance
+    return centers[near.int().argmax(1)]
 
 
 def _as_numpy(result: KMeansResult) -> KMeansResult:

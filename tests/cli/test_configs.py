@@ -74,7 +74,11 @@ def test_values_are_those_of_table_iv(stem):
     )
     assert found == TABLE_IV[stem]
     assert (algorithm["sampling"], algorithm["counts"], algorithm["n_synthetic"]) == ("isotropic", "within_sigma", 5000)
-    assert (client["batch_size"], config["trainer"]["max_epochs"], config["trainer"]["precision"]) == (256, 75, "bf16-mixed")
+    assert (client["batch_size"], config["trainer"]["max_epochs"], config["trainer"]["precision"]) == (
+        256,
+        75,
+        "bf16-mixed",
+    )
     stop = config["trainer"]["callbacks"][0]["init_args"]
     assert (stop["monitor"], stop["patience"], stop["check_finite"]) == ("val/dbi", 15, False)
 
@@ -99,7 +103,18 @@ def test_wheel_holds_the_configurations(tmp_path):
         pytest.skip("hatchling builds the wheel")
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(root)],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "-q",
+            "-w",
+            str(tmp_path),
+            str(root),
+        ],
         capture_output=True,
         text=True,
         check=False,

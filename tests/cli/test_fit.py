@@ -19,8 +19,13 @@ def test_fit_writes_its_directory(quick_fit, tmp_path):
     assert ran.code == 0, ran.err
     assert str(ran.path) == "runs/feddcn_digits/version_0"
     assert {path.name for path in ran.path.iterdir()} == {
-        "checkpoints", "clients.csv", "config.yaml", "metrics.csv", "partition.json", "summary.json",
-    }  # fmt: skip
+        "checkpoints",
+        "clients.csv",
+        "config.yaml",
+        "metrics.csv",
+        "partition.json",
+        "summary.json",
+    }
     assert {path.name for path in (ran.path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt", "start.ckpt"}
     rows = ran.csv("metrics.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
@@ -38,16 +43,33 @@ def test_summary_says_what_was_reached_and_how(quick_fit):
     assert (summary["monitor"], summary["monitor_mode"], summary["uses_labels"]) == ("val/dbi", "min", False)
     best = min(range(3), key=lambda index: float(rows[index]["val/dbi"]))
     assert (summary["selected"], summary["selected_round"], summary["checkpoint"]) == (
-        "best", best + 1, "checkpoints/best.ckpt",
-    )  # fmt: skip
+        "best",
+        best + 1,
+        "checkpoints/best.ckpt",
+    )
     assert summary["metrics"]["val/dbi"] == float(rows[best]["val/dbi"])
     assert {"test/acc", "test/nmi", "test/ari", "test/dbi", "test/recon", "test/populated"} <= set(summary["metrics"])
     assert sum(float(row["bytes/up"]) for row in rows) <= sum(both["up"] for both in summary["bytes"].values())
     assert {"local", "server", "train", "evaluate"} <= set(summary["seconds"])
     assert set(summary["versions"]) == {
-        "fedclust", "python", "torch", "pytorch_lightning", "numpy", "scikit-learn", "umap-learn",
-    }  # fmt: skip
-    for shown in ("test/acc", "test/nmi", "test/ari", "test/dbi", "bytes up", "bytes down", "val/dbi", "uses no labels"):
+        "fedclust",
+        "python",
+        "torch",
+        "pytorch_lightning",
+        "numpy",
+        "scikit-learn",
+        "umap-learn",
+    }
+    for shown in (
+        "test/acc",
+        "test/nmi",
+        "test/ari",
+        "test/dbi",
+        "bytes up",
+        "bytes down",
+        "val/dbi",
+        "uses no labels",
+    ):
         assert shown in ran.out
 
 
@@ -104,7 +126,9 @@ def test_saved_configuration_runs_the_same_again(quick_fit, command):
     assert again.code == 0, again.err
     assert (again.path.parent.name, again.path.name) == ("mine", "version_1")
     assert seconds_apart(again.csv("metrics.csv")) == seconds_apart(first.csv("metrics.csv"))
-    assert yaml.safe_load((again.path / "config.yaml").read_text()) == yaml.safe_load((first.path / "config.yaml").read_text())
+    assert yaml.safe_load((again.path / "config.yaml").read_text()) == yaml.safe_load(
+        (first.path / "config.yaml").read_text()
+    )
 
 
 def test_checkpoints_hold_plain_values_and_weights_move(quick_fit):
@@ -121,10 +145,17 @@ def test_without_labels_label_metrics_are_left_out(command, quick, tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "plain.npz", x=rng.random((300, 12), dtype=np.float32))
     ran = command(
-        "fit", "--config", "feddcn_digits", "--trainer.max_epochs=2", *quick, f"--data.init_args.source={tmp_path}/plain.npz",
-        "--data.init_args.partition", "fedclust.Iid", "--data.init_args.partition.n_clients=3",
+        "fit",
+        "--config",
+        "feddcn_digits",
+        "--trainer.max_epochs=2",
+        *quick,
+        f"--data.init_args.source={tmp_path}/plain.npz",
+        "--data.init_args.partition",
+        "fedclust.Iid",
+        "--data.init_args.partition.n_clients=3",
         "--model.init_args.client.init_args.n_clusters=4",
-    )  # fmt: skip
+    )
     assert ran.code == 0, ran.err
     assert not [name for name in ran.csv("metrics.csv")[0] if name.endswith(("/acc", "/nmi", "/ari"))]
     assert not [name for name in ran.json("summary.json")["metrics"] if name.endswith(("/acc", "/nmi", "/ari"))]
@@ -134,9 +165,13 @@ def test_without_labels_label_metrics_are_left_out(command, quick, tmp_path):
 
 def test_label_based_monitor_is_an_option_and_is_named(quick_fit):
     ran = quick_fit(
-        "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc", "--trainer.callbacks.mode=max",
-        "--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=1.0", "--trainer.max_epochs=6",
-    )  # fmt: skip
+        "--trainer.callbacks+=EarlyStopping",
+        "--trainer.callbacks.monitor=val/acc",
+        "--trainer.callbacks.mode=max",
+        "--trainer.callbacks.patience=1",
+        "--trainer.callbacks.min_delta=1.0",
+        "--trainer.max_epochs=6",
+    )
     assert ran.code == 0, ran.err
     summary = ran.json("summary.json")
     assert (summary["monitor"], summary["monitor_mode"], summary["uses_labels"]) == ("val/acc", "max", True)
@@ -146,8 +181,10 @@ def test_label_based_monitor_is_an_option_and_is_named(quick_fit):
 
 def test_own_checkpoint_callback_is_kept_beside_ours(quick_fit):
     ran = quick_fit(
-        "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.save_top_k=-1", "--trainer.callbacks.filename={epoch}",
-    )  # fmt: skip
+        "--trainer.callbacks+=ModelCheckpoint",
+        "--trainer.callbacks.save_top_k=-1",
+        "--trainer.callbacks.filename={epoch}",
+    )
     assert ran.code == 0, ran.err
     names = {path.name for path in (ran.path / "checkpoints").iterdir()}
     assert names == {"start.ckpt", "best.ckpt", "last.ckpt", "epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt"}
@@ -163,9 +200,13 @@ def test_loggers_write_into_the_run_directory(quick_fit, logger):
 
 def test_central_run_of_the_same_module(command):
     fitted = command(
-        "fit", "--config", "dcn_digits_centralised", "--trainer.max_epochs=3", "--model.init_args.pretrain_epochs=1",
+        "fit",
+        "--config",
+        "dcn_digits_centralised",
+        "--trainer.max_epochs=3",
+        "--model.init_args.pretrain_epochs=1",
         "--model.init_args.geometry_weight=0",
-    )  # fmt: skip
+    )
     assert fitted.code == 0, fitted.err
     assert len(fitted.csv("metrics.csv")) == 3
     summary = fitted.json("summary.json")

@@ -98,7 +98,9 @@ def test_killed_in_a_round_and_resumed_ends_with_the_same_bits(quick_fit, quick,
     assert whole.code == 0, whole.err
     environment = {**os.environ, "KILL_IN_ROUND_3": "1", "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     arguments = ["fit", "--config", "feddcn_digits", *quick, "--name=killed", *rounds]
-    killed = subprocess.run([sys.executable, "-m", "fedclust.cli", *arguments], env=environment, check=False, timeout=240)
+    killed = subprocess.run(
+        [sys.executable, "-m", "fedclust.cli", *arguments], env=environment, check=False, timeout=240
+    )
     assert killed.returncode == -signal.SIGKILL
     left = Path("runs/killed/version_0")
     assert (left / "metrics.csv").read_text().count("\n") == 3
@@ -127,8 +129,12 @@ def test_resuming_before_the_first_round_and_after_the_last(quick_fit, command):
 
 
 def test_the_best_round_before_a_resume_stays_the_best(quick_fit, command):
-    first = quick_fit("--trainer.max_epochs=2", "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=val/recon",
-                      "--trainer.callbacks.mode=max")  # fmt: skip
+    first = quick_fit(
+        "--trainer.max_epochs=2",
+        "--trainer.callbacks+=ModelCheckpoint",
+        "--trainer.callbacks.monitor=val/recon",
+        "--trainer.callbacks.mode=max",
+    )
     assert first.json("summary.json")["selected_round"] == 1
     second = command("fit", "--ckpt_path", str(first.path / "checkpoints" / "last.ckpt"), "--trainer.max_epochs=3")
     assert second.code == 0, second.err
@@ -203,7 +209,9 @@ def test_client_state_survives_rounds_without_the_client(quick_fit, client_modul
     ran = quick_fit("--model.init_args.client", "counting.CountingDCN", *swap, "--model.init_args.cohort_size=2")
     assert ran.code == 0, ran.err
     cohorts = {number: Cohorts(2).draw([0, 1, 2, 3, 4], 0, number) for number in (1, 2, 3)}
-    states = {client: unpack(packed) for client, packed in state_of(ran.path / "checkpoints/last.ckpt")["clients"].items()}
+    states = {
+        client: unpack(packed) for client, packed in state_of(ran.path / "checkpoints/last.ckpt")["clients"].items()
+    }
     for client in range(5):
         expected = " ".join(str(number) for number, cohort in cohorts.items() if client in cohort)
         assert states[client].get("rounds", "") == expected

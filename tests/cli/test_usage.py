@@ -67,8 +67,14 @@ def test_numbers_are_floats_in_yaml_and_on_the_command_line(command, tmp_path, t
         f"data: {{class_path: fedclust.FederatedDataModule, init_args: {{partition: {{class_path: fedclust.Dirichlet,"
         f" init_args: {{n_clients: 5, alpha: {text}}}}}}}}}\n"
     )
-    flags = [f"{ALGORITHM}recon_weight={text}", f"{ALGORITHM}geometry_pretrain={text}", f"{CLIENT}lr={text}",
-             f"{CLIENT}max_grad_norm={text}", "--model.init_args.participation=" + text, f"{PARTITION}alpha={text}"]  # fmt: skip
+    flags = [
+        f"{ALGORITHM}recon_weight={text}",
+        f"{ALGORITHM}geometry_pretrain={text}",
+        f"{CLIENT}lr={text}",
+        f"{CLIENT}max_grad_norm={text}",
+        "--model.init_args.participation=" + text,
+        f"{PARTITION}alpha={text}",
+    ]
     for arguments in (["--config", str(tmp_path / "own.yaml")], ["--config", "feddcn_digits", *flags]):
         ran = command("fit", *arguments, "--print_config")
         assert ran.code == 0, ran.err
@@ -196,7 +202,16 @@ def test_nothing_irrelevant_is_said(quick_fit):
 
 
 def test_two_processes_at_once_get_two_directories(quick, tmp_path):
-    arguments = [sys.executable, "-m", "fedclust.cli", "fit", "--config", "feddcn_digits", *quick, "--trainer.max_epochs=1"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "fedclust.cli",
+        "fit",
+        "--config",
+        "feddcn_digits",
+        *quick,
+        "--trainer.max_epochs=1",
+    ]
     both = [subprocess.Popen(arguments, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     last = sorted(process.communicate(timeout=240)[0].rstrip().splitlines()[-1] for process in both)
     assert [process.returncode for process in both] == [0, 0]

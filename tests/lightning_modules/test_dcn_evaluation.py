@@ -1,0 +1,187 @@
+"""What a DCN reports: its sums give scikit-learn's metrics on the pooled rows; and the central DCN under a Trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from sklearn.metrics import adjusted_rand_score, davies_bouldin_score, normalized_mutual_info_score
+
+from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
+from fedclust.metrics import clustering_accuracy
+from lightning_modules.dcn import DCN
+from lightning_modules.dcn_plan import LossWeights
+
+
+@pytest.fixture
+def ready(dcn: Any, blobs: Any) -> tuple[DCN, Any]:
+    module, data = dcn(), blobs((40, 3, 25))
+    module.build(data.input_shape, data.n_classes)
+    module.initialize(1)
+    module.cluster_rows(data.train.x, seed=0)
+    return module, data
+
+
+def test_actions_of_all_clients_give_scikit_learns_values(ready: Any, context: Any) -> None:
+    module, data = ready
+    weights = {f"weights/{name}": value for name, value in module.snapshot().items()}
+    message = {**weights, "centers": module.centers.clone(), "split": "train"}
+    contexts = [context(data.client(client).train) for client in range(3)]
+    replies = [module.evaluate(message, ctx) for ctx in contexts]
+    assert all(reply.keys() == {"n", "recon_sum", "counts", "sums", "square_sum", "contingency"} for reply in replies)
+
+    def ask(means: torch.Tensor) -> torch.Tensor:
+        return sum(module.disperse({**message, "means": means}, ctx)["distance_sums"] for ctx in contexts)
+
+    metrics = metrics_from_statistics(add_statistics(replies), ask)
+    x, y = data.train.x, data.train.y
+    z, labels = module.latents(x).double(), module.assignments(x)[0]
+    assert metrics["dbi"] == pytest.approx(davies_bouldin_score(z, labels), abs=1e-6)
+    assert metrics["acc"] == pytest.approx(clustering_accuracy(y, labels), abs=1e-6)
+    assert metrics["nmi"] == pytest.approx(normalized_mutual_info_score(y, labels), abs=1e-6)
+    assert metrics["ari"] == pytest.approx(adjusted_rand_score(y, labels), abs=1e-6)
+    error = (module.decode_rows(module.latents(x)) - x).square().mean()
+    assert metrics["recon"] == pytest.approx(float(error), rel=1e-5)
+
+
+def test_a_split_without_rows_gives_zeros(ready: Any, context: Any) -> None:
+    module, data = ready
+    weights = {f"weights/{name}": value for name, value in module.snapshot().items()}
+    message = {**weights, "centers": module.centers.clone(), "split": "val", "means": torch.zeros(3, 2)}
+    ctx = context(data.client(0).train)
+    reply = module.evaluate(message, ctx)
+    assert all(float(torch.as_tensor(value, dtype=torch.float64).abs().sum()) == 0 for value in reply.values())
+    assert reply["contingency"].shape == (3, 3)
+    assert module.disperse(message, ctx)["distance_sums"].tolist() == [0.0] * 3
+    assert all(len(value) == 0 for value in module.assign(message, ctx).values())
+
+
+def test_assign(ready: Any, context: Any) -> None:
+    module, data = ready
+    weights = {f"weights/{name}": value for name, value in module.snapshot().items()}
+    table = data.client(2).train
+    reply = module.assign({**weights, "centers": module.centers.clone(), "split": "train"}, context(table))
+    labels, distances = module.assignments(table.x)
+    assert reply["rows"].tolist() == table.rows.tolist()
+    assert torch.equal(reply["cluster"], labels)
+    assert torch.equal(reply["distance"], distances)
+
+
+# -- central training ----------------------------------------------------------------------------------------------
+
+
+def central(**changes: Any) -> DCN:
+    settings = {"n_clusters": 3, "hidden_dims": [16], "latent_dim": 2, "lr": 0.02, "pretrain_epochs": 3}
+    return DCN(**{**settings, **changes})
+
+
+def test_the_same_module_trains_centrally_and_finds_the_blobs(blobs: Any, trainer: Any) -> None:
+    data, module = blobs((60, 60), batch_size=16), central()
+    runner = trainer(12)
+    runner.fit(module, datamodule=data)
+    logged = {name: float(value) for name, value in runner.callback_metrics.items()}
+    assert {"train/loss", "train/recon", "train/clust", "val/dbi", "val/acc", "val/recon"} <= logged.keys()
+    assert logged["train/loss"] == pytest.approx(logged["train/recon"] + 0.01 * logged["train/clust"], rel=1e-5)
+    found = runner.test(module, datamodule=data, verbose=False)[0]
+    assert found["test/acc"] == 1.0
+    assert found["test/recon"] < 0.05
+    table = data.test
+    assert found["test/dbi"] == pytest.approx(
+        davies_bouldin_score(module.latents(table.x).double(), module(table.x)), abs=1e-5
+    )
+    outputs = runner.predict(module, datamodule=data)
+    assert torch.equal(torch.cat([part["cluster"] for part in outputs]), module.assignments(table.x)[0])
+
+
+def test_central_phases(blobs: Any, trainer: Any, monkeypatch: Any) -> None:
+    seen: list[LossWeights] = []
+    original = DCN.terms
+    monkeypatch.setattr(DCN, "terms", lambda self, batch, weights: seen.append(weights) or original(self, batch, weights))
+    data = blobs((40, 40), batch_size=64)
+    trainer(5).fit(central(cluster_weight=0.5, recon_weight=2.0), datamodule=data)
+    assert seen == [LossWeights(2.0, 0.0, 0.0)] * 3 + [LossWeights(2.0, 0.5, 0.0)] * 2
+
+
+def test_central_without_pretraining_starts_from_real_centres(blobs: Any, trainer: Any, monkeypatch: Any) -> None:
+    centers: list[torch.Tensor] = []
+    original = DCN.terms
+    monkeypatch.setattr(
+        DCN, "terms", lambda self, batch, weights: centers.append(self.centers.clone()) or original(self, batch, weights)
+    )
+    trainer(1).fit(central(pretrain_epochs=0), datamodule=blobs((40, 40)))
+    assert float(centers[0].abs().sum()) > 0
+
+
+def test_central_runs_are_functions_of_the_seed(blobs: Any, trainer: Any) -> None:
+    def trained(seed: int, folder: str) -> torch.Tensor:
+        torch.manual_seed(len(folder))
+        module = central()
+        trainer(4, folder=folder).fit(module, datamodule=blobs((40, 40), seed=seed, batch_size=16))
+        return torch.cat([value.flatten().double() for value in module.state_dict().values()])
+
+    assert torch.equal(trained(0, "a"), trained(0, "bb"))
+    assert not torch.equal(trained(0, "a"), trained(1, "a"))
+
+
+def test_a_resumed_central_run_goes_on_from_its_weights(blobs: Any, trainer: Any, tmp_path: Any) -> None:
+    data = blobs((40, 40), batch_size=128)  # one batch a pass: no order that could differ
+    whole, half = central(), central()
+    trainer(6).fit(whole, datamodule=data)
+    trainer(3, folder="half").fit(half, datamodule=data)
+    rest = central()
+    trainer(6, folder="rest").fit(rest, datamodule=data, ckpt_path=str(tmp_path / "half" / "last.ckpt"), weights_only=True)
+    for name, value in whole.state_dict().items():
+        assert torch.allclose(rest.state_dict()[name].double(), value.double(), atol=1e-4), name
+
+
+def test_a_central_checkpoint_loads_without_pickled_objects(blobs: Any, trainer: Any, tmp_path: Any) -> None:
+    module = central(hidden_dims=(16, 8))
+    trainer(2).fit(module, datamodule=blobs((40, 40)))
+    again = DCN.load_from_checkpoint(tmp_path / "run" / "last.ckpt", weights_only=True)
+    assert torch.equal(again.centers, module.centers)
+    x = torch.rand(5, 6)
+    assert torch.equal(again.eval()(x), module.eval()(x))
+
+
+def test_central_without_labels_and_with_a_last_row(blobs: Any, trainer: Any) -> None:
+    data = blobs((40, 40), labels=False, batch_size=1)
+    for size in range(8, 64):
+        if len(data.train) % size == 1:
+            break
+    data = blobs((40, 40), labels=False, batch_size=size)
+    assert len(data.train) % size == 1
+    runner = trainer(2)
+    runner.fit(central(), datamodule=data)
+    assert not {"val/acc", "val/nmi", "val/ari"} & runner.callback_metrics.keys()
+    assert math.isfinite(float(runner.callback_metrics["train/loss"]))
+
+
+def test_another_data_module_is_refused(trainer: Any) -> None:
+    class Other(pl.LightningDataModule):
+        def train_dataloader(self) -> list[dict[str, torch.Tensor]]:
+            return [{"x": torch.rand(8, 6)}]
+
+    with pytest.raises(TypeError, match="fedclust.FederatedDataModule"):
+        trainer().fit(central(input_dim=6), datamodule=Other())
+
+
+@pytest.mark.slow
+def test_central_geometry_uses_the_embedding_of_its_own_rows(blobs: Any, trainer: Any, monkeypatch: Any) -> None:
+    seen: list[bool] = []
+    original = DCN.terms
+
+    def terms(self: DCN, batch: Any, weights: LossWeights) -> Any:
+        seen.append(torch.equal(batch["target"], self._target[batch["index"]]))
+        return original(self, batch, weights)
+
+    monkeypatch.setattr(DCN, "terms", terms)
+    data, module = blobs((40, 40), batch_size=16), central(geometry_weight=0.1)
+    runner = trainer(2)
+    runner.fit(module, datamodule=data)
+    assert all(seen)
+    assert seen
+    assert module._target.shape == (len(data.train), 2)
+    assert "train/geom" in runner.callback_metrics
