@@ -30,8 +30,8 @@ HEADER = (
 INTRO = """# FedDCN beside the paper
 
 Mean ± sample standard deviation over the seeds, test split. ACC to DBI: stopped and selected by `val/dbi`, which uses
-no labels. "label stop": stopped and selected by validation accuracy, which uses labels, as the paper did. rounds: until
-the label-free stop. Written by `python benchmarks/reproduce_feddcn.py --table`.
+no labels. "label stop": selected by validation accuracy among the same rounds, which uses labels, as the paper did.
+rounds: until the label-free stop. Written by `python benchmarks/reproduce_feddcn.py --table`.
 """
 
 

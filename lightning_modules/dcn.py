@@ -149,8 +149,7 @@ class DCN(CentralDCN):
         """Stage 3 (b), LocalClustering of Alg. 2: k-means on real and synthetic latents, from the global centres."""
         self._receive(message)
         real = ctx.data.train.x.flatten(1)
-        synthetic = torch.as_tensor(message["synthetic"])
-        rows = torch.cat([real, synthetic.to(real)]) if message["augment"] else real
+        rows = torch.cat([real, torch.as_tensor(message["synthetic"]).to(real)]) if message["augment"] else real
         result = self.cluster_rows(rows, init=self.centers.clone(), who=ctx.who)
         ctx.state["assignments"] = result.labels[: len(real)].cpu().to(torch.int16)
         return {"centers": result.centers.cpu(), "populated": result.populated.cpu()}

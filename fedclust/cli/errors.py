@@ -32,7 +32,7 @@ def explain(error: BaseException) -> str:
 
 
 def tidy_parser_error(text: str) -> str:
-    """One paragraph for what the parser says in nested lists: keys down to the wrong one, what may be, and the value."""
+    """One paragraph for what the parser says in nested lists: keys down to the wrong one, what may be, the value."""
     given = _GIVEN.search(text)
     value = "" if given is None else given["value"].strip()
     if given is not None:

@@ -177,7 +177,7 @@ def _refuse_early(trainer: pl.Trainer, model: pl.LightningModule) -> None:
         refuse_unusable_flags(trainer)
     if trainer.world_size > 1:
         raise ValueError(
-            f"trainer.devices/num_nodes: {trainer.world_size} processes would write into one run directory; use devices=1"
+            f"trainer.devices/num_nodes: {trainer.world_size} processes would write into one run; use devices=1"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import Any, TextIO
@@ -51,14 +52,17 @@ class RoundProgress(ProgressBar):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Opens the bar."""
         if self._enabled and self._terminal():
+            size = shutil.get_terminal_size()  # unlike tqdm's own look it never answers 0 columns or lines
             self._bar = tqdm(
                 total=trainer.max_epochs if (trainer.max_epochs or -1) > 0 else None,
                 initial=trainer.current_epoch,
                 desc="Rounds",
                 unit="round",
                 file=self._out(),
-                dynamic_ncols=True,
+                ncols=size.columns,
+                nrows=size.lines,
                 bar_format="{desc}: {n_fmt}/{total_fmt} [{bar:20}] {elapsed}{postfix}",
+                postfix="preparing" if trainer.current_epoch == 0 else None,
             )
 
     def say(self, text: str) -> None:

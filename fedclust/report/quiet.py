@@ -29,6 +29,7 @@ _WARNINGS = (
 _SAID = (
     "weights_only",
     "available:",
+    "Automatic Mixed Precision",
     "Tip:",
     "`Trainer.fit` stopped",
     "Restor",

@@ -15,6 +15,7 @@ ROWS = {
     "test/recon": "reconstruction error",
     "test/populated": "populated clusters",
 }
+_NOT_SHOWN = ("test/collapsed", "test/latent_variance")
 
 
 def results_table(summary: Summary) -> str:
@@ -58,7 +59,7 @@ def _rows(summary: Summary) -> list[tuple[str, str, str]]:
     others = [
         (name, number(value), "")
         for name, value in sorted(metrics.items())
-        if name.startswith("test/") and name not in ROWS
+        if name.startswith("test/") and name not in ROWS and name not in _NOT_SHOWN
     ]
     up, down = totals(summary["bytes"])
     seconds = summary["seconds"]

@@ -50,7 +50,8 @@ def test_command_list_and_version(command):
 
 def test_help_is_quick_to_load():
     code = (
-        "import sys\nfrom fedclust.cli import main\nassert main(['fit', '--config', 'feddcn_digits', '--print_config']) == 0\n"
+        "import sys\nfrom fedclust.cli import main\n"
+        "assert main(['fit', '--config', 'feddcn_digits', '--print_config']) == 0\n"
         "assert not {'umap', 'numba', 'sklearn', 'pynndescent', 'optuna'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
@@ -62,7 +63,8 @@ def test_numbers_are_floats_in_yaml_and_on_the_command_line(command, tmp_path, t
     base = yaml.safe_load(command("fit", "--config", "feddcn_digits", "--print_config").out)
     (tmp_path / "own.yaml").write_text(
         f"model:\n  class_path: fedclust.FederatedLoop\n  init_args:\n    participation: {text}\n"
-        f"    algorithm: {{class_path: fedclust.FedDCN, init_args: {{recon_weight: {text}, geometry_pretrain: {text}}}}}\n"
+        f"    algorithm: {{class_path: fedclust.FedDCN,"
+        f" init_args: {{recon_weight: {text}, geometry_pretrain: {text}}}}}\n"
         f"    client: {{class_path: lightning_modules.DCN, init_args: {{lr: {text}, max_grad_norm: {text}}}}}\n"
         f"data: {{class_path: fedclust.FederatedDataModule, init_args: {{partition: {{class_path: fedclust.Dirichlet,"
         f" init_args: {{n_clients: 5, alpha: {text}}}}}}}}}\n"

@@ -127,14 +127,15 @@ def test_central_runs_are_functions_of_the_seed(blobs: Any, trainer: Any) -> Non
 
 
 def test_a_resumed_central_run_goes_on_from_its_weights(blobs: Any, trainer: Any, tmp_path: Any) -> None:
-    data = blobs((40, 40), batch_size=128)  # one batch a pass: no order that could differ
-    whole, half = central(), central()
-    trainer(6).fit(whole, datamodule=data)
-    trainer(3, folder="half").fit(half, datamodule=data)
-    rest = central()
-    trainer(6, folder="rest").fit(rest, datamodule=data, ckpt_path=str(tmp_path / "half" / "last.ckpt"), weights_only=True)
-    for name, value in whole.state_dict().items():
-        assert torch.allclose(rest.state_dict()[name].double(), value.double(), atol=1e-4), name
+    data = blobs((40, 40), batch_size=128)  # one batch a pass, so that only rounding depends on the order
+    losses = {}
+    for folder, epochs, resumed in (("whole", 6, None), ("half", 3, None), ("rest", 6, "half")):
+        runner = trainer(epochs, folder=folder)
+        path = None if resumed is None else str(tmp_path / resumed / "last.ckpt")
+        runner.fit(central(), datamodule=data, ckpt_path=path, weights_only=True)
+        losses[folder] = float(runner.callback_metrics["train/loss"])
+    assert losses["rest"] == pytest.approx(losses["whole"], rel=1e-3)
+    assert losses["half"] > 1.2 * losses["whole"]
 
 
 def test_a_central_checkpoint_loads_without_pickled_objects(blobs: Any, trainer: Any, tmp_path: Any) -> None:
