@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -103,7 +103,7 @@ class Result:
         elif values.dtype == np.uint8:
             values = np.divide(values, 255, dtype=np.float32)
         values = np.ascontiguousarray(values, dtype=np.float32)
-        bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        bad = ~np.isfinite(values.reshape(len(values), features)).all(axis=1)
         if bad.any():
             raise ValueError(f"{int(bad.sum())} rows of x hold NaN or infinite values, first row {int(bad.argmax())}")
         return torch.from_numpy(values)
@@ -117,10 +117,9 @@ def load(path: str | Path) -> Result:
         ValueError: If the file is no federated run's, or of another format.
     """
     path = _checkpoint_in(Path(path))
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, EOFError) as error:
-        raise ValueError(f"{path} is no checkpoint of a federated run: it cannot be read as one") from error
+    if not is_zipfile(path):
+        raise ValueError(f"{path} is no checkpoint of a federated run: it is no archive that torch.save wrote")
+    saved = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(saved, Mapping) or KEY not in saved:
         raise ValueError(f"{path} was not written by a federated run")
     entry = saved[KEY]

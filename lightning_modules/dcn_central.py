@@ -60,8 +60,14 @@ class CentralDCN(DCNBase):
             batch = {**batch, "target": self._target[batch["index"].cpu()].to(batch["x"].device)}
         return self.terms(batch, weights)
 
-    def on_train_epoch_end(self) -> None:
-        """Moves the centres: k-means++ at the end of pretraining, then warm starts."""
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Logs the terms; after an epoch's last batch, and so before its validation, moves the centres."""
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        if self.trainer.is_last_batch:
+            self._move_centers()
+
+    def _move_centers(self) -> None:
+        """k-means++ at the end of pretraining, then warm starts."""
         data = self._data_module()
         last_pretraining = self.current_epoch + 1 == self.plan.pretrain_epochs
         if self.current_epoch + 1 < self.plan.pretrain_epochs and not self._last_epoch():

@@ -9,12 +9,11 @@ import pytorch_lightning as pl
 
 from fedclust.checks import fraction, positive_int, seed_value
 from fedclust.data.deal import Deal, deal_source
-from fedclust.data.loading import Steps, pooled_loader
+from fedclust.data.loading import pooled_loader
 from fedclust.data.partition import Natural, Partition
 from fedclust.data.sources import load_source
 from fedclust.data.tables import ClientData, IntArray, Scaling, Table
 from fedclust.data.transforms import ClientTransform
-from fedclust.random import torch_generator
 
 
 class FederatedDataModule(pl.LightningDataModule):
@@ -230,7 +229,7 @@ class FederatedDataModule(pl.LightningDataModule):
         own = self._module_loader("round_loader")
         if own is not None:
             return own
-        return pooled_loader(self.train, self.batch_size, torch_generator(self.resolved_seed, "train loader"))
+        return pooled_loader(self.train, self.batch_size, seed=self.resolved_seed)
 
     def val_dataloader(self) -> Any:
         """The module's own `evaluation_loader()`, else batches of the pooled validation rows."""
@@ -243,7 +242,7 @@ class FederatedDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> Any:
         """The module's own `prediction_loader()`, else batches of the pooled test rows."""
         own = self._module_loader("prediction_loader")
-        return self._evaluation_loader(self.test) if own is None else Steps(own)
+        return self._evaluation_loader(self.test) if own is None else own
 
     def _evaluation_loader(self, table: Table) -> Any:
         if not len(table):

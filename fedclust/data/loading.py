@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from fedclust.checks import positive_int
 from fedclust.data.tables import Table
+from fedclust.random import torch_generator
 
 
 def batch_bounds(n: int, batch_size: int) -> list[tuple[int, int]]:
@@ -44,39 +45,48 @@ class PooledRows(Dataset[dict[str, Tensor]]):
 
 
 class RowBatches(Sampler[list[int]]):
-    """Lists of positions, each row once per pass; shuffled anew in every pass when a generator is given.
+    """Lists of positions, each row once per pass; shuffled anew in every pass when a seed is given.
 
-    See `batch_bounds` for the last batch.
+    The order of a pass is a function of (seed, epoch) alone, so that a resumed run goes on as an uninterrupted one.
+    A Trainer calls `set_epoch`; without it the passes are counted. See `batch_bounds` for the last batch.
 
     Args:
         n: Number of rows.
         batch_size: Rows per batch, at least 1.
-        generator: Source of the order; None keeps the rows in order.
+        seed: Seed of the order; None keeps the rows in order.
     """
 
-    def __init__(self, n: int, batch_size: int, generator: torch.Generator | None = None) -> None:
+    def __init__(self, n: int, batch_size: int, seed: int | None = None) -> None:
         self.n = n
         self.batch_size = positive_int("batch_size", batch_size)
-        self.generator = generator
+        self.seed = seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which pass comes next."""
+        self._epoch = epoch
 
     def __len__(self) -> int:
         return len(batch_bounds(self.n, self.batch_size))
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = torch.arange(self.n) if self.generator is None else torch.randperm(self.n, generator=self.generator)
+        order = torch.arange(self.n)
+        if self.seed is not None:
+            order = torch.randperm(self.n, generator=torch_generator(self.seed, self._epoch, "train loader"))
+        self._epoch += 1
         for start, stop in batch_bounds(self.n, self.batch_size):
             yield order[start:stop].tolist()
 
 
-def pooled_loader(table: Table, batch_size: int, generator: torch.Generator | None = None) -> DataLoader[Any]:
+def pooled_loader(table: Table, batch_size: int, *, seed: int | None = None) -> DataLoader[Any]:
     """Loader of dict batches ``{"x", "y" (with labels), "index"}``; index is the row's position in `table`.
 
     Args:
         table: The pooled rows.
         batch_size: Rows per batch.
-        generator: Shuffles with this generator; None keeps the order.
+        seed: Shuffles every pass by this seed; None keeps the order.
     """
-    return DataLoader(PooledRows(table), sampler=RowBatches(len(table), batch_size, generator), batch_size=None)
+    return DataLoader(PooledRows(table), sampler=RowBatches(len(table), batch_size, seed), batch_size=None)
 
 
 class Steps:

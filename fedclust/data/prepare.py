@@ -231,7 +231,9 @@ def scale_inputs(name: str, x: AnyArray, x_test: AnyArray, scale: str) -> tuple[
             'scale="minmax" (scale="none" silences this warning)',
             stacklevel=2,
         )
-    return scaled, scaled_test, None
+    # Recorded, so that a prediction on raw bytes does not divide them by 255.
+    as_they_are = Scaling(np.zeros(x.shape[1:]), np.ones(x.shape[1:])) if x.dtype == np.uint8 else None
+    return scaled, scaled_test, as_they_are
 
 
 def _table(x: AnyArray, y: AnyArray | None, rows: AnyArray) -> Table:

@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from fedclust.data.loading import Steps
 from fedclust.federation import checkpoint
 from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.backend import Backend, InProcess
@@ -163,9 +164,9 @@ class FederatedLoop(pl.LightningModule):
         """One step that evaluates all clients."""
         return [0]
 
-    def prediction_loader(self) -> Predictions:
+    def prediction_loader(self) -> Steps:
         """One step per client and split."""
-        return Predictions([(client, split) for split in SPLITS for client in self.server.clients])
+        return Steps([(client, split) for split in SPLITS for client in self.server.clients])
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
         """One round."""
@@ -272,16 +273,3 @@ class Rounds:
     def __iter__(self) -> Iterator[list[int]]:
         loop = self._loop
         yield loop.cohorts.draw(loop.server.clients, loop.resolved_seed, loop.current_epoch + 1)
-
-
-class Predictions:
-    """Steps of `predict`: (client, split) pairs. A plain list of tuples would be taken for several loaders."""
-
-    def __init__(self, steps: list[tuple[int, str]]) -> None:
-        self._steps = steps
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        return iter(self._steps)
