@@ -14,11 +14,12 @@ import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping
 
 from fedclust.data.datamodule import FederatedDataModule
+from fedclust.data.tables import SPLITS
 from fedclust.federation.algorithm import Algorithm
 from fedclust.federation.backend import Backend
 from fedclust.federation.checkpoint import KEY
 from fedclust.federation.client import ClientModule
-from fedclust.federation.loop import SPLITS, FederatedLoop
+from fedclust.federation.loop import FederatedLoop
 from fedclust.report.predictions import weights_only
 from fedclust.report.progress import RoundProgress
 from fedclust.report.quiet import quiet_lightning

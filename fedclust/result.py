@@ -93,7 +93,8 @@ class Result:
         values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
         shape = tuple(self.entry["input_shape"])
         features = int(np.prod(shape))
-        if values.ndim < 2 or (values.shape[1:] != (features,) and _without_ones(values.shape[1:]) != _without_ones(shape)):
+        same = values.shape[1:] == (features,) or _without_ones(values.shape[1:]) == _without_ones(shape)
+        if values.ndim < 2 or not same:
             wanted = f"(n, {', '.join(map(str, shape))}) or (n, {features})"
             raise ValueError(f"x must have shape {wanted}, not {values.shape}")
         values = values.reshape(len(values), *shape)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import torch
 
 from fedclust.clustering.synthetic import cluster_spread, count_points
-from fedclust.data.tables import Table
 from fedclust.federation.batches import Cycle, shuffled_batches
 from fedclust.federation.client import Batch, action
 from fedclust.federation.context import ClientContext, WorkContext
@@ -160,13 +159,13 @@ class DCN(CentralDCN):
     def evaluate(self, message: Message, ctx: ClientContext) -> Message:
         """Sums over one split's rows from which the server computes every metric; no row leaves the client."""
         self._receive(message)
-        return {**self.statistics(self._split(message, ctx))}
+        return {**self.statistics(ctx.table(message))}
 
     @action
     def disperse(self, message: Message, ctx: ClientContext) -> Message:
         """Per cluster, the sum of the latents' distances to the cluster means of all clients."""
         self._receive(message)
-        table = self._split(message, ctx)
+        table = ctx.table(message)
         means = torch.as_tensor(message["means"])
         return {"distance_sums": self.distance_sums(table, means)}
 
@@ -174,7 +173,7 @@ class DCN(CentralDCN):
     def assign(self, message: Message, ctx: ClientContext) -> Message:
         """Cluster of every row of one split, and its distance to the centre."""
         self._receive(message)
-        table = self._split(message, ctx)
+        table = ctx.table(message)
         labels, distances = self.assignments(table.x)
         return {"rows": table.rows, "cluster": labels, "distance": distances}
 
@@ -202,9 +201,3 @@ class DCN(CentralDCN):
         if "centers" in message:
             with torch.no_grad():
                 self.centers.copy_(torch.as_tensor(message["centers"]))
-
-    @staticmethod
-    def _split(message: Message, ctx: ClientContext) -> Table:
-        table = getattr(ctx.data, str(message["split"]))
-        assert isinstance(table, Table)
-        return table

@@ -66,7 +66,7 @@ class DCNBase(ClientModule):
         choice("output", output, ("sigmoid", "linear"))
         choice("normalization", normalization, ("batch", "group", "none"))
         if batch_size == 1 and normalization == "batch":
-            raise ValueError("batch_size must be at least 2 with normalization='batch': one row has no batch statistics")
+            raise ValueError("batch_size must be at least 2 with normalization='batch': one row has no statistics")
         self.n_clusters, self.latent_dim = n_clusters, latent_dim
         self.hidden_dims = [int(width) for width in hidden_dims]
         self.output, self.normalization = output, normalization

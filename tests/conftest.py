@@ -119,7 +119,12 @@ def trainer(tmp_path: Path) -> Callable[..., pl.Trainer]:
 
 
 def _work_context(
-    table: Table | None = None, *, seed: int = 0, round: int = 1, precision: str = "32-true", state: Message | None = None
+    table: Table | None = None,
+    *,
+    seed: int = 0,
+    round: int = 1,
+    precision: str = "32-true",
+    state: Message | None = None,
 ) -> Any:
     fabric = make_fabric(torch.device("cpu"), precision)
     if table is None:

@@ -20,7 +20,12 @@ QUICK: dict[str, Any] = {
     "geometry_pretrain": 0.0, "geometry_federated": 0.0, "pretrain_epochs": 3, "cluster_epochs": 1, "round_epochs": 1,
     "n_synthetic": 60,
 }  # fmt: skip
-SEPARATE: dict[str, Any] = {"geometry_pretrain": 0.0, "geometry_federated": 0.0, "pretrain_epochs": 40, "cluster_epochs": 10}
+SEPARATE: dict[str, Any] = {
+    "geometry_pretrain": 0.0,
+    "geometry_federated": 0.0,
+    "pretrain_epochs": 40,
+    "cluster_epochs": 10,
+}
 
 
 @pytest.fixture
@@ -115,7 +120,7 @@ def test_without_validation_rows_the_last_round_is_taken(federate: Any, blobs: A
     assert "test/dbi" in result.metrics
     assert result.summary["selected"] == "last"
     assert np.array_equal(fedclust.load(tmp_path / "run").predict(data.test.x), result.predict(data.test.x))
-    with pytest.raises(ValueError, match="patience needs validation rows"):
+    with pytest.raises(ValueError, match=r"patience needs validation rows"):
         federate(data, patience=2)
     bare = federate(blobs(val_fraction=0.0, test_fraction=0.0))
     assert bare.metrics == {}
@@ -137,12 +142,12 @@ def test_a_collapsed_result_says_so(federate: Any) -> None:
 
 @pytest.mark.parametrize("rounds", [0, -1, True, 1.5, "3"])
 def test_bad_rounds(federate: Any, rounds: Any) -> None:
-    with pytest.raises(ValueError, match="rounds must be a positive integer"):
+    with pytest.raises(ValueError, match=r"rounds must be a positive integer"):
         federate(rounds=rounds)
 
 
 def test_bad_precision(federate: Any) -> None:
-    with pytest.raises(ValueError, match="64-true"):
+    with pytest.raises(ValueError, match=r"64-true"):
         federate(precision="64-true")
 
 
@@ -160,7 +165,14 @@ def test_equivalent_inputs_give_equal_predictions(federate: Any) -> None:
     assert data.input_shape == (1, 4, 5)
     expected = result.transform(raw)
     scaled = (raw / 255).astype(np.float32)
-    for x in (raw[:, None], raw.reshape(60, 20), scaled, scaled.reshape(60, 20), scaled.tolist(), torch.from_numpy(raw)):
+    for x in (
+        raw[:, None],
+        raw.reshape(60, 20),
+        scaled,
+        scaled.reshape(60, 20),
+        scaled.tolist(),
+        torch.from_numpy(raw),
+    ):
         assert np.allclose(result.transform(x), expected, atol=1e-6)
     everything = torch.cat([getattr(data, split).x for split in ("train", "val", "test")])
     rows = np.concatenate([getattr(data, split).rows for split in ("train", "val", "test")])
@@ -174,7 +186,9 @@ def test_the_fitted_scaling_is_applied_in_predict_and_survives_saving(federate: 
     result, data = image_result(federate, raw, scale=scale)
     for loaded in (result, fedclust.load(result.save(tmp_path / "r.pt"))):
         assert np.allclose(loaded.transform(raw[data.train.rows]), result.module.latents(data.train.x), atol=1e-5)
-    assert not np.allclose(result.transform(raw[:5]), result.module.latents(torch.from_numpy(raw[:5]).float()), atol=1e-2)
+    assert not np.allclose(
+        result.transform(raw[:5]), result.module.latents(torch.from_numpy(raw[:5]).float()), atol=1e-2
+    )
 
 
 def test_raw_bytes_stay_raw_where_no_scaling_was_asked_for(federate: Any) -> None:
@@ -193,7 +207,7 @@ def test_wrong_inputs_are_refused(federate: Any) -> None:
             result.predict(bad)
     x = np.zeros((4, 24))
     x[2, 3], x[3, 0] = np.nan, np.inf
-    with pytest.raises(ValueError, match="2 rows of x hold NaN or infinite values, first row 2"):
+    with pytest.raises(ValueError, match=r"2 rows of x hold NaN or infinite values, first row 2"):
         result.predict(x)
 
 
@@ -201,9 +215,9 @@ def test_wrong_inputs_are_refused(federate: Any) -> None:
 
 
 def test_files_that_are_no_results_are_refused(tmp_path: Any, federate: Any) -> None:
-    with pytest.raises(FileNotFoundError, match="no file"):
+    with pytest.raises(FileNotFoundError, match=r"no file"):
         fedclust.load(tmp_path / "nothing.pt")
-    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint"):
         fedclust.load(tmp_path)
     (tmp_path / "text.pt").write_text("hello")
     (tmp_path / "empty.pt").write_bytes(b"")
@@ -215,11 +229,11 @@ def test_files_that_are_no_results_are_refused(tmp_path: Any, federate: Any) -> 
     saved = torch.load(federate().save(tmp_path / "good.pt"), weights_only=True)
     saved["fedclust"]["format"] = 99
     torch.save(saved, tmp_path / "newer.pt")
-    with pytest.raises(ValueError, match="format 99"):
+    with pytest.raises(ValueError, match=r"format 99"):
         fedclust.load(tmp_path / "newer.pt")
     saved["fedclust"] |= {"format": 1, "client": "subprocess.Popen"}
     torch.save(saved, tmp_path / "evil.pt")
-    with pytest.raises(ValueError, match="subprocess.Popen is no ClientModule"):
+    with pytest.raises(ValueError, match=r"subprocess.Popen is no ClientModule"):
         fedclust.load(tmp_path / "evil.pt")
 
 
@@ -242,7 +256,9 @@ def test_cluster_gives_one_label_per_row_in_the_given_order(blob_arrays: Any) ->
 @pytest.mark.parametrize(("scale", "change"), [("minmax", 1), ("standard", 50), ("none", 1)])
 def test_cluster_scales(blob_arrays: Any, scale: Any, change: float) -> None:
     clients = shuffled_blobs(blob_arrays)
-    labels = fedclust.cluster([change * x - 7 for x, _ in clients], 3, rounds=1, scale=scale, hidden_dims=[32], **SEPARATE)
+    labels = fedclust.cluster(
+        [change * x - 7 for x, _ in clients], 3, rounds=1, scale=scale, hidden_dims=[32], **SEPARATE
+    )
     assert adjusted_rand_score(np.concatenate([y for _, y in clients]), np.concatenate(labels)) > 0.5
 
 
@@ -251,7 +267,9 @@ def test_cluster_takes_bytes_images_and_tensors(blob_arrays: Any) -> None:
     expected = fedclust.cluster(clients, 3, rounds=1, **QUICK)
     assert [own.shape for own in expected] == [(30,), (25,)]
     for same in ([c.reshape(-1, 6) for c in clients], [torch.from_numpy(c) for c in clients], tuple(clients)):
-        assert all(np.array_equal(a, b) for a, b in zip(expected, fedclust.cluster(same, 3, rounds=1, **QUICK), strict=True))
+        assert all(
+            np.array_equal(a, b) for a, b in zip(expected, fedclust.cluster(same, 3, rounds=1, **QUICK), strict=True)
+        )
     other = fedclust.cluster(clients, 3, rounds=1, seed=1, **QUICK)
     assert all(own.shape == (len(client),) for own, client in zip(other, clients, strict=True))
 
@@ -262,7 +280,12 @@ def test_cluster_takes_bytes_images_and_tensors(blob_arrays: Any) -> None:
         (np.zeros((3, 20, 4)), 2, {}, "list with one array per client, not ndarray"),
         ([], 2, {}, "client|array"),
         ([np.zeros((20, 4)), np.zeros((20, 5))], 2, {}, "client 1: rows are"),
-        ([np.random.default_rng(0).random((20, 4)), np.random.default_rng(1).random((3, 4))], 4, {}, "client 1 has 3 training"),
+        (
+            [np.random.default_rng(0).random((20, 4)), np.random.default_rng(1).random((3, 4))],
+            4,
+            {},
+            "client 1 has 3 training",
+        ),
         ([np.full((20, 4), np.nan)], 2, {}, "not finite"),
         ([np.random.default_rng(0).random((20, 4))], 0, {}, "n_clusters"),
         ([np.random.default_rng(0).random((20, 4))], 2, {"latent_dim": 0}, "latent_dim"),

@@ -10,7 +10,6 @@ import torch
 
 from fedclust.random import numpy_generator, seed_for, torch_generator
 
-
 PINNED = (2718509303608613306, 8085073679910973062)  # seed_for(0, "init"), seed_for(0, 1, "client 2", "batches")
 
 
@@ -21,7 +20,22 @@ def test_values_are_pinned_so_that_no_release_changes_them_unnoticed() -> None:
 
 
 def test_every_part_counts_and_so_do_order_type_and_grouping() -> None:
-    parts = [(), (0,), (1,), ("0",), ("1",), (0, 1), (1, 0), (0, "1"), ("01",), ("0", "1"), ("",), ("", ""), (-1,), (10,)]
+    parts = [
+        (),
+        (0,),
+        (1,),
+        ("0",),
+        ("1",),
+        (0, 1),
+        (1, 0),
+        (0, "1"),
+        ("01",),
+        ("0", "1"),
+        ("",),
+        ("", ""),
+        (-1,),
+        (10,),
+    ]
     seeds = [seed_for(seed, *part) for seed, part in itertools.product((0, 1, 2**40), parts)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)

@@ -127,6 +127,9 @@ class Source:
                 )
 
 
+SPLITS = ("train", "val", "test")
+
+
 @dataclass(frozen=True)
 class ClientData:
     """One client's three tables: `train` to learn from, `val` for monitors and tuning, `test` for final figures."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
 
-from fedclust.data.tables import ClientData
-from fedclust.federation.message import Message
+from fedclust.checks import choice
+from fedclust.data.tables import SPLITS, ClientData, Table
+from fedclust.federation.message import Message, Value
 from fedclust.random import seed_for, torch_generator
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
@@ -88,3 +90,12 @@ class ClientContext(WorkContext):
     id: int = -1
     data: ClientData = field(kw_only=True)
     state: Message = field(default_factory=dict)
+
+    def table(self, message: Mapping[str, Value]) -> Table:
+        """The client's rows of the split that a message names under "split".
+
+        Raises:
+            ValueError: If it is not "train", "val" or "test".
+        """
+        table: Table = getattr(self.data, choice("split", message["split"], SPLITS))
+        return table

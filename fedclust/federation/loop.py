@@ -13,6 +13,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fedclust.data.loading import Steps
+from fedclust.data.tables import SPLITS
 from fedclust.federation import checkpoint
 from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.backend import Backend, InProcess
@@ -20,8 +21,6 @@ from fedclust.federation.client import ClientModule
 from fedclust.federation.cohort import Cohorts
 from fedclust.federation.context import WorkContext, make_fabric
 from fedclust.federation.refusals import refuse_unusable_flags
-
-SPLITS = ("train", "val", "test")
 
 
 class FederatedLoop(pl.LightningModule):

@@ -15,8 +15,8 @@ Message: TypeAlias = "dict[str, Value]"
 
 _ARRAY_TYPES = frozenset(
     [
-        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-        "complex64", "complex128",
+        "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
+        "float64", "complex64", "complex128",
     ]
 )  # fmt: skip
 _PLAIN_TYPES = (int, float, str, bool, bytes)
@@ -43,8 +43,8 @@ def check_message(message: Mapping[str, object], who: str) -> Message:
             value = value.item()
         if isinstance(value, np.ndarray) and str(value.dtype) not in _ARRAY_TYPES:
             raise TypeError(
-                f"{who}: array {name!r} has dtype {value.dtype}; only numbers of up to 64 bits per part, in native byte "
-                "order, and bools travel"
+                f"{who}: array {name!r} has dtype {value.dtype}; only bools and numbers of up to 64 bits per part, in "
+                "native byte order, travel"
             )
         if isinstance(value, torch.Tensor) and value.layout != torch.strided:
             raise TypeError(f"{who}: tensor {name!r} has layout {value.layout}; only dense tensors travel")

@@ -11,10 +11,10 @@ import pytorch_lightning as pl
 import torch
 
 from fedclust.data.loading import pooled_loader
+from fedclust.data.tables import SPLITS
 from fedclust.report.files import write_csv
 
 COLUMNS = ("row", "client", "cluster", "distance", "split")
-SPLITS = ("train", "val", "test")
 
 
 def weights_only(method: Any) -> dict[str, Any]:

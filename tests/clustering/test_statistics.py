@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,7 +15,9 @@ from fedclust.clustering.statistics import add_statistics, cluster_means, metric
 from fedclust.metrics import clustering_accuracy
 
 
-def statistics(z: torch.Tensor, labels: torch.Tensor, k: int, y: torch.Tensor | None = None, c: int = 0) -> dict[str, Any]:
+def statistics(
+    z: torch.Tensor, labels: torch.Tensor, k: int, y: torch.Tensor | None = None, c: int = 0
+) -> dict[str, Any]:
     part = {
         "n": torch.tensor(len(z)),
         "recon_sum": z.square().sum(),
@@ -49,7 +52,7 @@ def distance_sums(z: torch.Tensor, labels: torch.Tensor, k: int, cuts: list[slic
 @pytest.mark.parametrize("borders", [[0, 200], [0, 1, 200], [0, 50, 50, 170, 200]])
 def test_equal_scikit_learn_on_the_pooled_rows(pooled: Any, borders: list[int]) -> None:
     z, labels, y = pooled
-    cuts = [slice(a, b) for a, b in zip(borders, borders[1:], strict=False)]
+    cuts = [slice(a, b) for a, b in itertools.pairwise(borders)]
     # K = 5: cluster 4 is empty; C = 4: class 3 does not occur.
     total = add_statistics(statistics(z[cut], labels[cut], 5, y[cut], 4) for cut in cuts)
     metrics = metrics_from_statistics(total, distance_sums(z, labels, 5, cuts))
@@ -105,6 +108,6 @@ def test_nothing_to_evaluate_says_so(pooled: Any) -> None:
     z, labels, _ = pooled
     empty = statistics(z[:0], labels[:0], 4)
     for parts in ([], [empty], [empty, empty]):
-        with pytest.raises(ValueError, match="no client has a row in this split"):
+        with pytest.raises(ValueError, match=r"no client has a row in this split"):
             add_statistics(parts)
     assert int(add_statistics([empty, statistics(z, labels, 4)])["n"]) == 200

@@ -30,7 +30,12 @@ class Method:
 
 def _feddcn() -> FedDCN:
     return FedDCN(
-        geometry_pretrain=0.0, geometry_federated=0.0, pretrain_epochs=2, cluster_epochs=1, round_epochs=1, n_synthetic=30
+        geometry_pretrain=0.0,
+        geometry_federated=0.0,
+        pretrain_epochs=2,
+        cluster_epochs=1,
+        round_epochs=1,
+        n_synthetic=30,
     )
 
 

@@ -122,11 +122,11 @@ def test_wrong_questions_are_refused_before_anyone_works(
 
 def test_messages_of_other_types_are_refused(make: Any, connected: Any) -> None:
     backend = connected(make)
-    with pytest.raises(TypeError, match="'w' is a list"):
+    with pytest.raises(TypeError, match=r"'w' is a list"):
         backend.ask("pull", {0: {"w": [0.0]}})
-    with pytest.raises(TypeError, match="'w' is a dict"):
+    with pytest.raises(TypeError, match=r"'w' is a dict"):
         backend.ask("pull", {0: {}}, shared={"w": {}})
-    with pytest.raises(ClientError, match="client 1, round 3, action 'odd_reply': TypeError.*'nested' is a dict"):
+    with pytest.raises(ClientError, match=r"client 1, round 3, action 'odd_reply': TypeError.*'nested' is a dict"):
         backend.ask("odd_reply", {1: {}})
 
 
@@ -146,7 +146,9 @@ def test_skip_goes_on_and_leaves_the_failed_clients_state_as_it_was(make: Any, c
     backend = connected(make, on_failure="skip", state_budget_mb=budget)
     backend.ask("pull", everyone(), shared={"w": W})
     seen: list[int] = []
-    backend.ask("spoil", everyone(), shared={"fail": torch.tensor([1, 3])}, on_reply=lambda client, _: seen.append(client))
+    backend.ask(
+        "spoil", everyone(), shared={"fail": torch.tensor([1, 3])}, on_reply=lambda client, _: seen.append(client)
+    )
     assert seen == [0, 2]
     assert [(f.client, f.round, f.action) for f in backend.failures] == [(1, 3, "spoil"), (3, 3, "spoil")]
     states = [backend.states.get(client) for client in range(4)]
@@ -166,10 +168,12 @@ def test_a_failure_in_the_second_action_drops_the_whole_trip_of_that_client(make
 
 def test_all_failed_stops_at_either_policy(make: Any, connected: Any) -> None:
     backend = connected(make, on_failure="skip")
-    with pytest.raises(RoundFailedError, match=r"all 4 clients.*client 0, round 3, action 'pull'.*and 1 more") as caught:
+    with pytest.raises(
+        RoundFailedError, match=r"all 4 clients.*client 0, round 3, action 'pull'.*and 1 more"
+    ) as caught:
         backend.ask("pull", everyone())
     assert [failure.client for failure in caught.value.failures] == [0, 1, 2, 3]
-    with pytest.raises(RoundFailedError, match="all 1 clients"):
+    with pytest.raises(RoundFailedError, match=r"all 1 clients"):
         backend.ask("pull", {2: {}})
 
 
@@ -211,5 +215,5 @@ def test_threads_are_set_for_the_work_and_put_back(make: Any, connected: Any) ->
     "options", [{"threads": 0}, {"threads": True}, {"threads": 1.0}, {"on_failure": "ignore"}, {"state_budget_mb": -1}]
 )
 def test_bad_options_are_refused(make: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="threads|on_failure|budget"):
+    with pytest.raises(ValueError, match=r"threads|on_failure|budget"):
         make(**options)

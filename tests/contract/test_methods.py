@@ -118,9 +118,9 @@ def test_a_checkpoint_predicts_like_the_run_that_wrote_it(run: Any, method: Any,
 
 def test_wrong_checkpoints_are_refused(run: Any, blobs: Any, tmp_path: Any) -> None:
     path = run(1).folder / "last.ckpt"
-    with pytest.raises(ValueError, match="seed 0, this run has 1"):
+    with pytest.raises(ValueError, match=r"seed 0, this run has 1"):
         run(2, seed=1, resume=path, folder="seed")
-    with pytest.raises(ValueError, match="written with partition"):
+    with pytest.raises(ValueError, match=r"written with partition"):
         run(2, data=blobs((30, 20, 26)), resume=path, folder="partition")
     saved = torch.load(path, weights_only=True)
     for name, value, text in (("algorithm", "a.B", "written with algorithm 'a.B'"), ("format", 99, "format 99")):
@@ -129,7 +129,7 @@ def test_wrong_checkpoints_are_refused(run: Any, blobs: Any, tmp_path: Any) -> N
         with pytest.raises(ValueError, match=text):
             run(2, resume=tmp_path / "changed.ckpt", folder=name)
     torch.save({name: value for name, value in saved.items() if name != KEY}, tmp_path / "bare.ckpt")
-    with pytest.raises(ValueError, match="not written by a federated run"):
+    with pytest.raises(ValueError, match=r"not written by a federated run"):
         run(2, resume=tmp_path / "bare.ckpt", folder="bare")
 
 
@@ -156,12 +156,16 @@ def test_no_validation_or_test_rows_at_all(run: Any, blobs: Any) -> None:
     assert not any(name.startswith(("val/", "test/")) for name in done.metrics())
 
 
-def test_cohorts_are_a_function_of_seed_and_round_and_absent_clients_keep_their_state(run: Any, monkeypatch: Any) -> None:
+def test_cohorts_are_a_function_of_seed_and_round_and_absent_clients_keep_their_state(
+    run: Any, monkeypatch: Any
+) -> None:
     algorithm = type(run(1).loop.algorithm)
     asked: list[list[int]] = []
     original = algorithm.round
     monkeypatch.setattr(
-        algorithm, "round", lambda self, state, cohort, server: asked.append(cohort) or original(self, state, cohort, server)
+        algorithm,
+        "round",
+        lambda self, state, cohort, server: asked.append(cohort) or original(self, state, cohort, server),
     )
     run(6, cohort_size=1, folder="a")
     first, asked[:] = list(asked), []
@@ -175,7 +179,7 @@ def test_cohorts_are_a_function_of_seed_and_round_and_absent_clients_keep_their_
 
 
 def test_more_clients_than_there_are_is_refused_before_training(run: Any) -> None:
-    with pytest.raises(ValueError, match="cohort_size is 4, but only 3 clients"):
+    with pytest.raises(ValueError, match=r"cohort_size is 4, but only 3 clients"):
         run(cohort_size=4)
 
 

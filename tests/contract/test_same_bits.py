@@ -19,7 +19,9 @@ def test_two_runs_are_equal_and_other_seeds_differ(run: Any) -> None:
     assert first.bits() == second.bits()
     assert first.metrics() == second.metrics()
     different = {seed: run(seed=seed, folder=f"seed{seed}").bits() for seed in (1, 2)}
-    states = [str(sorted((k, v) for k, v in bits.items() if k != "bytes")) for bits in (first.bits(), *different.values())]
+    states = [
+        str(sorted((k, v) for k, v in bits.items() if k != "bytes")) for bits in (first.bits(), *different.values())
+    ]
     assert len(set(states)) == 3
 
 

@@ -42,7 +42,7 @@ def test_replies_are_equal_and_in_client_order(pair: list[Any]) -> None:
 def test_the_first_failure_by_client_id_is_named_whatever_ran_first(pair: list[Any]) -> None:
     for backend in pair:
         backend.ask("pull", {c: {} for c in range(5)}, shared={"w": torch.zeros(6)})
-        with pytest.raises(ClientError, match="client 1,"):
+        with pytest.raises(ClientError, match=r"client 1,"):
             backend.ask("spoil", {c: {} for c in range(5)}, shared={"fail": torch.tensor([4, 1, 3])})
 
 

@@ -49,7 +49,7 @@ def test_a_cycle_repeats_a_row_only_after_all_others(counts: list[int]) -> None:
 
 
 def test_a_cycle_over_no_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 rows"):
+    with pytest.raises(ValueError, match=r"0 rows"):
         Cycle(0, generator())
 
 
@@ -63,7 +63,7 @@ def test_a_cycle_over_no_rows_is_refused() -> None:
     ids=str,
 )  # fmt: skip
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="cohort_size|participation"):
+    with pytest.raises(ValueError, match=r"cohort_size|participation"):
         Cohorts(**options)
 
 
@@ -97,7 +97,7 @@ def test_cohorts_depend_on_seed_and_round_and_on_nothing_else() -> None:
 def test_too_few_clients_are_refused_with_both_numbers() -> None:
     Cohorts(cohort_size=3).check(3)
     Cohorts(participation=0.01).check(1)
-    with pytest.raises(ValueError, match="cohort_size is 5, but only 3"):
+    with pytest.raises(ValueError, match=r"cohort_size is 5, but only 3"):
         Cohorts(cohort_size=5).check(3)
-    with pytest.raises(ValueError, match="no client holds any training row"):
+    with pytest.raises(ValueError, match=r"no client holds any training row"):
         Cohorts().check(0)

@@ -145,7 +145,7 @@ def test_a_plain_loss_is_a_term_and_other_outputs_are_refused(context: Any) -> N
     module = Plain()
     assert module.fit_locally(context(), 1, batches=batches_of(40)).terms.keys() == {"loss"}
     for module.output in ({"error": torch.zeros(())}, 3.0, []):
-        with pytest.raises(TypeError, match="'loss'"):
+        with pytest.raises(TypeError, match=r"'loss'"):
             module.fit_locally(context(), 1, batches=batches_of(40))
 
 
@@ -171,7 +171,7 @@ def test_weights_that_are_not_finite_are_never_handed_back(context: Any) -> None
     def loss(batch: Any) -> dict[str, Tensor]:
         return {"loss": torch.where(torch.tensor(True), torch.zeros(()), module.net(batch["x"]).sum() / 0)}
 
-    with pytest.raises(NonFiniteLossError, match="server, round 1: the weights became nan"):
+    with pytest.raises(NonFiniteLossError, match=r"server, round 1: the weights became nan"):
         module.fit_locally(context(), 1, batches=batches_of(40), loss=loss)
 
 

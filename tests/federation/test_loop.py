@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,9 @@ def loop(toy: Any) -> Any:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_flags_that_cannot_work_are_refused_by_name(loop: Any, blobs: Any, tmp_path: Any, flags: Any, text: str) -> None:
+def test_flags_that_cannot_work_are_refused_by_name(
+    loop: Any, blobs: Any, tmp_path: Any, flags: Any, text: str
+) -> None:
     settings = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     if "barebones" in flags:
         settings = {"accelerator": "cpu"}
@@ -55,13 +58,17 @@ def test_flags_that_cannot_work_are_refused_by_name(loop: Any, blobs: Any, tmp_p
 
 
 def test_several_refused_flags_are_all_named(loop: Any, blobs: Any, tmp_path: Any) -> None:
-    trainer = pl.Trainer(gradient_clip_val=1.0, accumulate_grad_batches=3, default_root_dir=tmp_path, logger=False, max_epochs=1)
-    with pytest.raises(ValueError, match="gradient_clip_val.*accumulate_grad_batches"):
+    trainer = pl.Trainer(
+        gradient_clip_val=1.0, accumulate_grad_batches=3, default_root_dir=tmp_path, logger=False, max_epochs=1
+    )
+    with pytest.raises(ValueError, match=r"gradient_clip_val.*accumulate_grad_batches"):
         trainer.fit(loop(), datamodule=blobs())
 
 
 def test_flags_that_work(loop: Any, blobs: Any, trainer: Any) -> None:
-    asked = trainer(9, check_val_every_n_epoch=2, limit_val_batches=1, callbacks=[EarlyStopping("train/asked", patience=3)])
+    asked = trainer(
+        9, check_val_every_n_epoch=2, limit_val_batches=1, callbacks=[EarlyStopping("train/asked", patience=3)]
+    )
     module = loop()
     asked.fit(module, datamodule=blobs())
     assert asked.current_epoch == 8  # looked at in rounds 2, 4, 6, 8: the first value and three without gain
@@ -78,20 +85,22 @@ def test_a_plain_data_module_is_refused(loop: Any, trainer: Any) -> None:
 
 
 def test_what_exists_only_later_says_so(loop: Any) -> None:
-    with pytest.raises(RuntimeError, match="run fit first"):
+    with pytest.raises(RuntimeError, match=r"run fit first"):
         _ = loop().state
-    with pytest.raises(RuntimeError, match="has not been set up"):
+    with pytest.raises(RuntimeError, match=r"has not been set up"):
         _ = loop().server
 
 
 def test_validating_before_training_says_so(loop: Any, blobs: Any, trainer: Any) -> None:
-    with pytest.raises(RuntimeError, match="nothing was trained yet"):
+    with pytest.raises(RuntimeError, match=r"nothing was trained yet"):
         trainer().test(loop(), datamodule=blobs(), verbose=False)
 
 
-@pytest.mark.parametrize("options", [{"cohort_size": 0}, {"participation": 2.0}, {"cohort_size": 1, "participation": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"cohort_size": 0}, {"participation": 2.0}, {"cohort_size": 1, "participation": 0.5}]
+)
 def test_bad_cohorts_are_refused_at_once(loop: Any, options: Any) -> None:
-    with pytest.raises(ValueError, match="cohort_size|participation"):
+    with pytest.raises(ValueError, match=r"cohort_size|participation"):
         loop(**options)
 
 
@@ -119,7 +128,7 @@ def test_absent_clients_find_their_state_again(loop: Any, blobs: Any, trainer: A
 
 def _gaps(asked: list[list[int]], client: int) -> list[tuple[int, int]]:
     numbers = [number for number, cohort in enumerate(asked, 1) if client in cohort]
-    return list(zip(numbers, numbers[1:], strict=False))
+    return list(itertools.pairwise(numbers))
 
 
 def test_a_method_may_train_while_it_is_evaluated(loop: Any, blobs: Any, trainer: Any) -> None:
@@ -142,7 +151,9 @@ def test_the_seed_is_the_data_modules(loop: Any, blobs: Any, trainer: Any) -> No
         assert module.resolved_seed == module.server.context.seed == module.backend.seed == seed
 
 
-def test_other_data_starts_afresh_and_another_trainer_changes_the_precision(loop: Any, blobs: Any, trainer: Any) -> None:
+def test_other_data_starts_afresh_and_another_trainer_changes_the_precision(
+    loop: Any, blobs: Any, trainer: Any
+) -> None:
     module, data = loop(), blobs()
     trainer(2).fit(module, datamodule=data)
     first = module.state.w.clone()
@@ -213,7 +224,7 @@ def test_state_to_flat_and_back() -> None:
     back = Mixed.from_flat(flat)
     assert back.weights.keys() == {"a", "b.c"}
     assert (back.count, back.name) == (3, None)
-    with pytest.raises(KeyError, match="weights"):
+    with pytest.raises(KeyError, match=r"weights"):
         Mixed.from_flat({"centers": 1, "count": 1, "name": "x", **with_prefix("other", {"a": torch.ones(1)})})
 
 
@@ -221,5 +232,5 @@ def test_checkpoint_arguments_must_be_plain() -> None:
     assert checkpoint.plain_arguments({"a": (1, 2), "b": None, "c": "x", "d": [0.5]}) == {
         "a": [1, 2], "b": None, "c": "x", "d": [0.5]
     }  # fmt: skip
-    with pytest.raises(TypeError, match="argument 'net' is a Linear"):
+    with pytest.raises(TypeError, match=r"argument 'net' is a Linear"):
         checkpoint.plain_arguments({"net": torch.nn.Linear(1, 1)})

@@ -45,7 +45,13 @@ def test_every_allowed_type_passes_and_numpy_scalars_become_plain() -> None:
     assert check_message(message, "client 1") == message
     numbers = {"i": np.int32(3), "f": np.float32(0.5), "b": np.bool_(True), "s": np.str_("é"), "d": np.float64(2.0)}
     plain = check_message(numbers, "client 1")
-    assert {name: type(value) for name, value in plain.items()} == {"i": int, "f": float, "b": bool, "s": str, "d": float}
+    assert {name: type(value) for name, value in plain.items()} == {
+        "i": int,
+        "f": float,
+        "b": bool,
+        "s": str,
+        "d": float,
+    }
     assert plain == {"i": 3, "f": 0.5, "b": True, "s": "é", "d": 2.0}
 
 
@@ -65,13 +71,13 @@ def test_other_and_nested_values_are_refused_with_sender_and_name(value: Any) ->
 
 @pytest.mark.parametrize("message", [[("a", 1)], None, "text", 3])
 def test_a_message_is_a_mapping(message: Any) -> None:
-    with pytest.raises(TypeError, match="server.*mapping"):
+    with pytest.raises(TypeError, match=r"server.*mapping"):
         check_message(message, "server")
 
 
 @pytest.mark.parametrize("name", [1, None, b"a", ("a",)])
 def test_names_are_strings(name: Any) -> None:
-    with pytest.raises(TypeError, match="names are strings"):
+    with pytest.raises(TypeError, match=r"names are strings"):
         check_message({name: 1}, "server")
 
 
@@ -142,7 +148,7 @@ def test_packing_neither_warns_about_nor_shares_read_only_arrays() -> None:
 def test_unpacking_never_runs_pickled_code() -> None:
     buffer = io.BytesIO()
     torch.save({"values": {"x": Colour.RED}, "arrays": []}, buffer)
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with pytest.raises(Exception, match=r"Weights only load failed"):
         unpack(buffer.getvalue())
 
 
@@ -183,5 +189,5 @@ def test_prefixes() -> None:
     found = tensors_under("weights", message)
     assert list(found) == ["a", "b/c"]
     assert found["b/c"] is inner["b/c"]
-    with pytest.raises(KeyError, match="decoder/"):
+    with pytest.raises(KeyError, match=r"decoder/"):
         tensors_under("decoder", message)

@@ -98,7 +98,7 @@ def test_files_go_away_with_the_store() -> None:
 
 
 def test_a_negative_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"at least 0, not -1"):
         StateStore(-1)
 
 

@@ -84,9 +84,13 @@ def by_hand(module: DCN, x: torch.Tensor, target: torch.Tensor) -> dict[str, flo
     """The three terms, entry by entry, in Python floats."""
     z, back = module.encode(x).tolist(), module.decode(module.encode(x)).tolist()
     n, d, m, centers = len(z), len(z[0]), x.shape[1], module.centers.tolist()
-    recon = sum((a - b) ** 2 for r, s in zip(x.tolist(), back, strict=True) for a, b in zip(r, s, strict=True)) / (n * m)
+    recon = sum((a - b) ** 2 for r, s in zip(x.tolist(), back, strict=True) for a, b in zip(r, s, strict=True)) / (
+        n * m
+    )
     clust = sum(min(sum((a - b) ** 2 for a, b in zip(r, c, strict=True)) for c in centers) for r in z) / n
-    geom = sum((a - b) ** 2 for r, t in zip(z, target.tolist(), strict=True) for a, b in zip(r, t, strict=True)) / (n * d)
+    geom = sum((a - b) ** 2 for r, t in zip(z, target.tolist(), strict=True) for a, b in zip(r, t, strict=True)) / (
+        n * d
+    )
     return {"recon": recon, "clust": clust, "geom": geom}
 
 
@@ -215,7 +219,7 @@ def test_building_twice_is_harmless_but_not_for_other_rows(dcn: Any) -> None:
     weight = module.encoder[0].weight
     module.build((2, 3), 5)
     assert module.encoder[0].weight is weight
-    with pytest.raises(ValueError, match="built for rows of 6 features, the data has 7"):
+    with pytest.raises(ValueError, match=r"built for rows of 6 features, the data has 7"):
         module.build((7,), None)
 
 
@@ -245,7 +249,7 @@ def test_weights_and_plans_are_read_from_messages_and_checked() -> None:
         with pytest.raises(TypeError, match=name):
             plan_of({**message, name: value})
     for bad in ((-1.0, 0.0, 1.0), (math.nan, 1.0, 1.0), (1.0, math.inf, 0.0), (0.0, 0.0, 0.0)):
-        with pytest.raises(ValueError, match="loss weight"):
+        with pytest.raises(ValueError, match=r"loss weight"):
             LossWeights(*bad)
 
 

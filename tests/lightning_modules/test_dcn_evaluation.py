@@ -99,7 +99,9 @@ def test_the_same_module_trains_centrally_and_finds_the_blobs(blobs: Any, traine
 def test_central_phases(blobs: Any, trainer: Any, monkeypatch: Any) -> None:
     seen: list[LossWeights] = []
     original = DCN.terms
-    monkeypatch.setattr(DCN, "terms", lambda self, batch, weights: seen.append(weights) or original(self, batch, weights))
+    monkeypatch.setattr(
+        DCN, "terms", lambda self, batch, weights: seen.append(weights) or original(self, batch, weights)
+    )
     data = blobs((40, 40), batch_size=64)
     trainer(5).fit(central(cluster_weight=0.5, recon_weight=2.0), datamodule=data)
     assert seen == [LossWeights(2.0, 0.0, 0.0)] * 3 + [LossWeights(2.0, 0.5, 0.0)] * 2
@@ -109,7 +111,9 @@ def test_central_without_pretraining_starts_from_real_centres(blobs: Any, traine
     centers: list[torch.Tensor] = []
     original = DCN.terms
     monkeypatch.setattr(
-        DCN, "terms", lambda self, batch, weights: centers.append(self.centers.clone()) or original(self, batch, weights)
+        DCN,
+        "terms",
+        lambda self, batch, weights: centers.append(self.centers.clone()) or original(self, batch, weights),
     )
     trainer(1).fit(central(pretrain_epochs=0), datamodule=blobs((40, 40)))
     assert float(centers[0].abs().sum()) > 0
@@ -165,7 +169,7 @@ def test_another_data_module_is_refused(trainer: Any) -> None:
         def train_dataloader(self) -> list[dict[str, torch.Tensor]]:
             return [{"x": torch.rand(8, 6)}]
 
-    with pytest.raises(TypeError, match="fedclust.FederatedDataModule"):
+    with pytest.raises(TypeError, match=r"fedclust.FederatedDataModule"):
         trainer().fit(central(input_dim=6), datamodule=Other())
 
 

@@ -175,7 +175,9 @@ def test_one_real_row_joined_by_a_synthetic_one_trains(module: DCN, context: Any
     assert all(torch.isfinite(value).all() for name, value in reply.items() if name.startswith("weights/"))
 
 
-def test_synthetic_rows_keep_their_targets_in_every_batch(module: DCN, context: Any, table: Any, monkeypatch: Any) -> None:
+def test_synthetic_rows_keep_their_targets_in_every_batch(
+    module: DCN, context: Any, table: Any, monkeypatch: Any
+) -> None:
     drawn: list[torch.Tensor] = []
     original = module.terms
 
