@@ -20,12 +20,6 @@ QUICK: dict[str, Any] = {
     "geometry_pretrain": 0.0, "geometry_federated": 0.0, "pretrain_epochs": 3, "cluster_epochs": 1, "round_epochs": 1,
     "n_synthetic": 60,
 }  # fmt: skip
-SEPARATE: dict[str, Any] = {
-    "geometry_pretrain": 0.0,
-    "geometry_federated": 0.0,
-    "pretrain_epochs": 40,
-    "cluster_epochs": 10,
-}
 
 
 @pytest.fixture
@@ -235,69 +229,6 @@ def test_files_that_are_no_results_are_refused(tmp_path: Any, federate: Any) -> 
     torch.save(saved, tmp_path / "evil.pt")
     with pytest.raises(ValueError, match=r"subprocess.Popen is no ClientModule"):
         fedclust.load(tmp_path / "evil.pt")
-
-
-# -- cluster ---------------------------------------------------------------------------------------------------------
-
-
-def shuffled_blobs(blob_arrays: Any, seed: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(seed)
-    orders = [rng.permutation(size) for size in (60, 45, 50)]
-    return [(x[order], y[order]) for (x, y), order in zip(blob_arrays((60, 45, 50)), orders, strict=True)]
-
-
-def test_cluster_gives_one_label_per_row_in_the_given_order(blob_arrays: Any) -> None:
-    clients = shuffled_blobs(blob_arrays)
-    labels = fedclust.cluster([x for x, _ in clients], 3, rounds=2, hidden_dims=[32], **SEPARATE)
-    assert [(len(own), own.dtype) for own in labels] == [(60, np.int64), (45, np.int64), (50, np.int64)]
-    assert adjusted_rand_score(np.concatenate([y for _, y in clients]), np.concatenate(labels)) == 1.0
-
-
-@pytest.mark.parametrize(("scale", "change"), [("minmax", 1), ("standard", 50), ("none", 1)])
-def test_cluster_scales(blob_arrays: Any, scale: Any, change: float) -> None:
-    clients = shuffled_blobs(blob_arrays)
-    labels = fedclust.cluster(
-        [change * x - 7 for x, _ in clients], 3, rounds=1, scale=scale, hidden_dims=[32], **SEPARATE
-    )
-    assert adjusted_rand_score(np.concatenate([y for _, y in clients]), np.concatenate(labels)) > 0.5
-
-
-def test_cluster_takes_bytes_images_and_tensors(blob_arrays: Any) -> None:
-    clients = [(255 * x).astype(np.uint8).reshape(-1, 2, 3) for x, _ in blob_arrays((30, 25))]
-    expected = fedclust.cluster(clients, 3, rounds=1, **QUICK)
-    assert [own.shape for own in expected] == [(30,), (25,)]
-    for same in ([c.reshape(-1, 6) for c in clients], [torch.from_numpy(c) for c in clients], tuple(clients)):
-        assert all(
-            np.array_equal(a, b) for a, b in zip(expected, fedclust.cluster(same, 3, rounds=1, **QUICK), strict=True)
-        )
-    other = fedclust.cluster(clients, 3, rounds=1, seed=1, **QUICK)
-    assert all(own.shape == (len(client),) for own, client in zip(other, clients, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("clients", "n_clusters", "options", "text"),
-    [
-        (np.zeros((3, 20, 4)), 2, {}, "list with one array per client, not ndarray"),
-        ([], 2, {}, "client|array"),
-        ([np.zeros((20, 4)), np.zeros((20, 5))], 2, {}, "client 1: rows are"),
-        (
-            [np.random.default_rng(0).random((20, 4)), np.random.default_rng(1).random((3, 4))],
-            4,
-            {},
-            "client 1 has 3 training",
-        ),
-        ([np.full((20, 4), np.nan)], 2, {}, "not finite"),
-        ([np.random.default_rng(0).random((20, 4))], 0, {}, "n_clusters"),
-        ([np.random.default_rng(0).random((20, 4))], 2, {"latent_dim": 0}, "latent_dim"),
-        ([np.random.default_rng(0).random((20, 4))], 2, {"scale": "log"}, "scale"),
-        ([np.random.default_rng(0).random((20, 4))], 2, {"rounds": 0}, "rounds"),
-        ([np.random.default_rng(0).random((20, 4))], 2, {"sampling": "wild"}, "sampling"),
-    ],
-    ids=range(10),
-)
-def test_cluster_refuses_what_cannot_work(clients: Any, n_clusters: int, options: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        fedclust.cluster(clients, n_clusters, **{**QUICK, **options})
 
 
 def test_a_source_object_works_too(federate: Any, blobs: Any) -> None:

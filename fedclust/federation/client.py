@@ -53,6 +53,13 @@ class ClientModule(pl.LightningModule):
 
     max_grad_norm: float | None = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses actions whose name PyTorch or Lightning uses, such as `train`: they would replace its method."""
+        super().__init_subclass__(**kwargs)
+        shadowing = [name for name in cls.actions() if hasattr(pl.LightningModule, name)]
+        if shadowing:
+            raise TypeError(f"{cls.__name__}: actions {shadowing} would replace methods of LightningModule; rename them")
+
     # -- building -----------------------------------------------------------------------------------------------
 
     def build(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:

@@ -38,8 +38,15 @@ def test_bad_arguments_are_named_with_their_value(name: str, values: list[Any]) 
 
 
 def test_borders_are_allowed() -> None:
-    FedDCN(cluster_weight=0, geometry_pretrain=0, geometry_federated=0, pretrain_epochs=0, cluster_epochs=0, round_epochs=1,
-           n_synthetic=1, n_neighbors=2, min_dist=0)  # fmt: skip
+    zero = (
+        "cluster_weight",
+        "geometry_pretrain",
+        "geometry_federated",
+        "pretrain_epochs",
+        "cluster_epochs",
+        "min_dist",
+    )
+    FedDCN(**dict.fromkeys(zero, 0), round_epochs=1, n_synthetic=1, n_neighbors=2)
     FedDCN(recon_weight=0, geometry_pretrain=0.1, geometry_federated=0.1, min_dist=1.0)
     with pytest.raises(ValueError, match=r"recon_weight 0"):
         FedDCN(recon_weight=0, geometry_pretrain=0.1, geometry_federated=0)

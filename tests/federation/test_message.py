@@ -58,8 +58,8 @@ def test_every_allowed_type_passes_and_numpy_scalars_become_plain() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"a": 1}, [1], (1, 2), {1}, object(), 1j, torch.nn.Linear(1, 1), Colour.RED, Name("x"), np.complex64(1), range(3),
-        np.array(["a"]), np.array([object()]), np.array(["2024-01-01"], dtype="datetime64[D]"),
+        {"a": 1}, [1], (1, 2), {1}, object(), 1j, torch.nn.Linear(1, 1), Colour.RED, Name("x"), np.complex64(1),
+        range(3), np.array(["a"]), np.array([object()]), np.array(["2024-01-01"], dtype="datetime64[D]"),
         np.ones(2, dtype=">f4"), np.ones(2, dtype="longdouble"), np.longdouble(1), torch.eye(3).to_sparse(),
     ],
     ids=lambda value: type(value).__name__,

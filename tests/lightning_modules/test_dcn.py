@@ -228,7 +228,8 @@ def test_building_twice_is_harmless_but_not_for_other_rows(dcn: Any) -> None:
     [
         ({"n_clusters": 0}, "n_clusters"), ({"n_clusters": 2.0}, "n_clusters"), ({"latent_dim": -1}, "latent_dim"),
         ({"hidden_dims": []}, "hidden_dims"), ({"hidden_dims": [8, 0]}, r"hidden_dims\[1\]"),
-        ({"lr": 0.0}, "lr"), ({"lr": math.nan}, "lr"), ({"batch_size": 0}, "batch_size"), ({"batch_size": True}, "batch_size"),
+        ({"lr": 0.0}, "lr"), ({"lr": math.nan}, "lr"), ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": True}, "batch_size"),
         ({"batch_size": 1}, "batch_size must be at least 2 with normalization='batch'"),
         ({"max_grad_norm": 0.0}, "max_grad_norm"), ({"output": "tanh"}, "output.*sigmoid, linear.*tanh"),
         ({"normalization": "layer"}, "normalization"),
