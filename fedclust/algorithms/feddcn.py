@@ -164,7 +164,10 @@ class FedDCN(Algorithm):
         shared = {**with_prefix("weights", weights), **self._local_plan(server)}
         shared |= {"sampling": self.sampling, "counts": self.counts}
         server.ask("learn_locally", server.clients, shared=shared, on_reply=decode)
-        return torch.cat(parts)
+        synthetic = torch.cat(parts)
+        if len(synthetic) < self.n_synthetic:
+            server.note(f"stage 1: {len(synthetic)} synthetic rows instead of {self.n_synthetic}, as clients failed")
+        return synthetic
 
     def _embed(self, server: Server, synthetic: Tensor) -> Tensor:
         latent_dim = _dcn(server.module).latent_dim
@@ -251,6 +254,8 @@ class FedDCN(Algorithm):
 
         def distance_sums(means: Tensor) -> Tensor:
             answers = server.ask("disperse", sorted(replies), shared={**shared, "means": means})
+            if lost := sorted(replies.keys() - answers.keys()):
+                server.note(f"{split}/dbi is too low in round {server.context.round}: clients {lost} failed half-way")
             return torch.stack([read_tensor(reply, "distance_sums") for reply in answers.values()]).sum(0)
 
         metrics = metrics_from_statistics(statistics, distance_sums)

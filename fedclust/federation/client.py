@@ -58,7 +58,9 @@ class ClientModule(pl.LightningModule):
         super().__init_subclass__(**kwargs)
         shadowing = [name for name in cls.actions() if hasattr(pl.LightningModule, name)]
         if shadowing:
-            raise TypeError(f"{cls.__name__}: actions {shadowing} would replace methods of LightningModule; rename them")
+            raise TypeError(
+                f"{cls.__name__}: actions {shadowing} would replace methods of LightningModule; rename them"
+            )
 
     # -- building -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ def check_message(message: Mapping[str, object], who: str) -> Message:
                 f"{who}: {name!r} is a {type(value).__name__}; a message holds tensors, numeric arrays, int, float, "
                 "str, bool, bytes or None, without nesting"
             )
-        checked[name] = value
+        checked[name] = cast(Value, value)
     return checked
 
 

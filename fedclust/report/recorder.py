@@ -146,7 +146,8 @@ class RunRecorder(Callback):
         summary = self.summary
         summary["name"] = type(getattr(module, "algorithm", module)).__name__
         summary["source"] = self._record.get("source")
-        summary["clients"] = len(self._record.get("clients", [])) or None
+        federated = hasattr(module, "byte_counts")
+        summary["clients"] = len(self._record.get("clients", [])) or None if federated else None
         summary["seed"] = getattr(module, "resolved_seed", self._record.get("seed"))
         if summary["command"] == "fit":
             monitor = self.monitor or choose_monitor(module, trainer.callbacks)  # type: ignore[attr-defined]

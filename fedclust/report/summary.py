@@ -17,7 +17,7 @@ class Summary(TypedDict):
         command: "fit", "validate", "test" or "predict".
         name: The method's class.
         source: Name of the data source.
-        clients: Number of clients.
+        clients: Number of clients; None for a central run.
         metrics: Metrics of the selected round, and `test/…` where the test split was evaluated.
         monitor: Metric that selects the best round; None if there is none.
         monitor_mode: "min" or "max".
@@ -26,7 +26,7 @@ class Summary(TypedDict):
         selected_round: Its round.
         bytes: {action: {"up": bytes, "down": bytes}} of the whole run.
         seconds: Seconds per stage.
-        rounds: Rounds done, those of resumed runs included.
+        rounds: Rounds done (epochs of a central run), those of resumed runs included.
         seed: The run's seed.
         versions: Versions of the packages that can change a result.
         status: "running", "completed", "stopped early", "interrupted" or "failed"; a killed run stays "running".

@@ -49,7 +49,8 @@ def _title(summary: Summary) -> str:
     parts = [f"{summary['name']} on {summary['source']}" if summary["source"] else summary["name"]]
     if summary["clients"]:
         parts.append(f"{summary['clients']} clients")
-    parts += [f"{summary['rounds']} rounds", f"seed {summary['seed']}", summary["status"]]
+    unit = "rounds" if summary["clients"] else "epochs"
+    parts += [f"{summary['rounds']} {unit}", f"seed {summary['seed']}", summary["status"]]
     return ", ".join(parts)
 
 

@@ -12,6 +12,8 @@ from pytorch_lightning.callbacks import Callback
 
 import fedclust.algorithms.feddcn as feddcn_module
 from fedclust.federation.averaging import weighted_average
+from fedclust.federation.backend import InProcess
+from fedclust.federation.errors import ClientError
 from fedclust.federation.loop import FederatedLoop
 from lightning_modules.dcn import DCN
 
@@ -183,3 +185,56 @@ def test_rows_and_embedding_stay_paired_in_the_checkpoint(run: Any, tmp_path: An
         assert np.array_equal(saved["geometry"][i].numpy(), target[i])
     assert torch.equal(saved["geometry"], loop.state.geometry)
     assert "train/geom" in loop.latest
+
+
+def failing(monkeypatch: Any, name: str, client: int, round: int) -> None:
+    """Makes one action of one client fail in one round."""
+    original = getattr(DCN, name)
+
+    def fail(self: Any, message: Any, ctx: Any) -> Any:
+        if (ctx.id, ctx.round) == (client, round):
+            raise OSError("gone")
+        return original(self, message, ctx)
+
+    fail.__fedclust_action__ = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(DCN, name, fail)
+
+
+def test_a_round_goes_on_without_a_client_that_fails(run: Any, asked: Any, monkeypatch: Any) -> None:
+    failing(monkeypatch, "update", client=1, round=1)
+    loop = run(1, backend=InProcess(on_failure="skip"))
+    replies = next(replies for names, _, replies in asked if names == ["update"])
+    assert sorted(replies) == [0, 2]
+    name = "encoder.0.weight"
+    parts, sizes = [{name: r[f"weights/{name}"]} for r in replies.values()], [r["n_rows"] for r in replies.values()]
+    assert torch.equal(loop.state.weights[name], weighted_average(parts, sizes)[name])
+    assert loop.latest["clients/failed"] == 1.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_client_whose_loss_is_not_finite_is_never_averaged(run: Any, monkeypatch: Any, bad: float) -> None:
+    original = DCN.update
+
+    def update(self: Any, message: Any, ctx: Any) -> Any:
+        if (ctx.id, ctx.round) == (1, 2):
+            message = {**message, "synthetic": torch.full_like(message["synthetic"], bad)}
+        return original(self, message, ctx)
+
+    update.__fedclust_action__ = True  # type: ignore[attr-defined]
+    monkeypatch.setattr(DCN, "update", update)
+    with pytest.raises(ClientError, match=r"client 1, round 2, action 'update': NonFiniteLossError: client 1, round 2"):
+        run(3)
+    loop = run(3, backend=InProcess(on_failure="skip"))
+    assert [failure.client for failure in loop.backend.failures] == [1]
+    flat = loop.state.to_flat().values()
+    assert all(torch.isfinite(value).all() for value in flat if value.is_floating_point())
+
+
+def test_what_failures_leave_out_is_noted(run: Any, monkeypatch: Any) -> None:
+    failing(monkeypatch, "learn_locally", client=1, round=0)
+    failing(monkeypatch, "disperse", client=2, round=2)
+    loop = run(2, backend=InProcess(on_failure="skip"))
+    rows = len(loop.state.synthetic)
+    assert rows < 30
+    assert f"stage 1: {rows} synthetic rows instead of 30, as clients failed" in loop.notes
+    assert "val/dbi is too low in round 2: clients [2] failed half-way" in loop.notes

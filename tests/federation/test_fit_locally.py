@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclust.federation.batches import shuffled_batches
-from fedclust.federation.client import ClientModule, parameter_count
+from fedclust.federation.client import ClientModule, action, parameter_count
 from fedclust.federation.errors import NonFiniteLossError
 
 X = torch.rand(40, 5, generator=torch.Generator().manual_seed(1))
@@ -238,3 +238,12 @@ def test_loading_exchanged_weights_checks_names_and_shapes() -> None:
     assert torch.equal(module.snapshot()["net.0.bias"], good["net.0.bias"] + 1)
     assert module.net[1].num_batches_tracked.dtype == torch.int64
     assert module.net[1].num_batches_tracked.shape == ()
+
+
+def test_actions_must_not_replace_methods_of_lightning() -> None:
+    def train(self: Any, message: Any, ctx: Any) -> Any:
+        return {}
+
+    with pytest.raises(TypeError, match=r"Odd: actions \['train'\]"):
+        type("Odd", (ClientModule,), {"train": action(train)})
+    assert type("Fine", (ClientModule,), {"train_locally": action(train)}).actions() == ["train_locally"]
