@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
+from fedclust.algorithms.clustering import ClusteringAlgorithm, DeepClusteringModule, deep_clustering
 from fedclust.apportion import allocate_rows
 from fedclust.checks import choice, non_negative, positive_int
 from fedclust.clustering.geometry import check_umap_size, umap_embedding
 from fedclust.clustering.kmeans import kmeans
-from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
 from fedclust.clustering.synthetic import sample_latents
-from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
+from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.averaging import TermMeans, WeightedAverage
 from fedclust.federation.client import ClientModule
-from fedclust.federation.context import WorkContext
-from fedclust.federation.message import Message, Value, read_number, read_tensor, tensors_under, with_prefix
-
-
-class DeepClusteringModule(Protocol):
-    """What FedDCN needs of the server's own module; `lightning_modules.DCN` has it."""
-
-    n_clusters: int
-    latent_dim: int
-
-    def load_decoder(self, tensors: dict[str, Tensor]) -> None:
-        """Takes a client's decoder."""
-
-    def decode_rows(self, z: Tensor) -> Tensor:
-        """Latents → rows."""
-
-    def learn_from(self, message: Mapping[str, Value], ctx: WorkContext, x: Tensor, target: Tensor | None) -> Tensor:
-        """Algorithm 1 on rows of the server's own; returns the centres."""
+from fedclust.federation.message import Message, read_number, read_tensor, tensors_under, with_prefix
 
 
 @dataclass
@@ -55,7 +37,7 @@ class FedDCNState(State):
     geometry: Tensor
 
 
-class FedDCN(Algorithm):
+class FedDCN(ClusteringAlgorithm):
     """Deep clustering across clients in three stages: local DCNs, server initialisation, federated rounds.
 
     Stage 1 (Alg. 1, Sec. III-A): every client trains a DCN of its own and sends centres, spreads, counts and its
@@ -117,7 +99,7 @@ class FedDCN(Algorithm):
 
     def check(self, server: Server) -> None:
         """Refuses clients and synthetic sets that are too small, before any training."""
-        module = _dcn(server.module)
+        module = deep_clustering(server.module)
         for client in server.clients:
             self._check_rows(f"client {client}", server.sizes[client], module, umap=bool(self.geometry_pretrain))
         umap = bool(self.geometry_pretrain or self.geometry_federated)
@@ -135,11 +117,11 @@ class FedDCN(Algorithm):
             server.module.load_exchanged(weights)
             plan = self._local_plan(server)
             target = geometry if self.geometry_pretrain else None
-            centers = _dcn(server.module).learn_from(plan, server.context, synthetic, target)
+            centers = deep_clustering(server.module).learn_from(plan, server.context, synthetic, target)
         return FedDCNState(server.module.snapshot(), centers, synthetic, geometry)
 
     def _synthesise(self, server: Server, weights: dict[str, Tensor]) -> Tensor:
-        module, rng = _dcn(server.module), server.rng("synthetic")
+        module, rng = deep_clustering(server.module), server.rng("synthetic")
         share = allocate_rows(self.n_synthetic, [server.sizes[client] for client in server.clients])
         shares = dict(zip(server.clients, share.tolist(), strict=True))
         parts: list[Tensor] = []
@@ -170,7 +152,7 @@ class FedDCN(Algorithm):
         return synthetic
 
     def _embed(self, server: Server, synthetic: Tensor) -> Tensor:
-        latent_dim = _dcn(server.module).latent_dim
+        latent_dim = deep_clustering(server.module).latent_dim
         if not self.geometry_pretrain and not self.geometry_federated:
             return torch.empty(0, latent_dim)
         server.progress("UMAP of the synthetic rows")
@@ -240,34 +222,10 @@ class FedDCN(Algorithm):
 
     # -- evaluation and prediction --------------------------------------------------------------------------------
 
-    def evaluate(self, state: State, server: Server, split: str) -> Metrics:
-        """Metrics over all clients' rows of one split, from sums that the clients send."""
+    def model_message(self, state: State) -> Message:
+        """The global weights and centres."""
         assert isinstance(state, FedDCNState)
-        shared = {**with_prefix("weights", state.weights), "centers": state.centers, "split": split}
-        replies = server.ask("evaluate", server.clients, shared=shared)
-        for client, reply in replies.items():
-            rows = read_number(reply, "n")
-            if rows:
-                values = {f"{split}_rows": rows, f"{split}_recon": float(read_tensor(reply, "recon_sum")) / rows}
-                server.client_values.setdefault(client, {}).update(values)
-        statistics = add_statistics([cast("dict[str, Tensor]", reply) for reply in replies.values()])
-
-        def distance_sums(means: Tensor) -> Tensor:
-            answers = server.ask("disperse", sorted(replies), shared={**shared, "means": means})
-            if lost := sorted(replies.keys() - answers.keys()):
-                server.note(f"{split}/dbi is too low in round {server.context.round}: clients {lost} failed half-way")
-            return torch.stack([read_tensor(reply, "distance_sums") for reply in answers.values()]).sum(0)
-
-        metrics = metrics_from_statistics(statistics, distance_sums)
-        if metrics["collapsed"]:
-            server.note(f"collapsed: on {split}, round {server.context.round}, the clustering is degenerate")
-        return metrics
-
-    def assign(self, state: State, server: Server, client: int, split: str) -> Message:
-        """Cluster of every row of one client's split, and its distance to the centre."""
-        assert isinstance(state, FedDCNState)
-        shared = {**with_prefix("weights", state.weights), "centers": state.centers, "split": split}
-        return server.ask("assign", [client], shared=shared)[client]
+        return {**with_prefix("weights", state.weights), "centers": state.centers}
 
     @classmethod
     def module_for(cls, state: State, module: ClientModule) -> ClientModule:
@@ -313,15 +271,6 @@ class FedDCN(Algorithm):
             server.note(f"client {client}, stage 1: {populated:.0f} of {n_clusters} clusters populated")
         if reply["counts_fell_back"]:
             server.note(f"client {client}, stage 1: no point lies within one σ of a centre; assigned counts were used")
-
-
-def _dcn(module: ClientModule) -> DeepClusteringModule:
-    needed = ("n_clusters", "latent_dim", "load_decoder", "decode_rows", "learn_from")
-    missing = [name for name in needed if not hasattr(module, name)]
-    if missing:
-        kind = type(module).__name__
-        raise TypeError(f"FedDCN needs a client module such as lightning_modules.DCN; {kind} lacks {missing}")
-    return cast(DeepClusteringModule, module)
 
 
 def _check_arguments(algorithm: FedDCN) -> None:

@@ -1,4 +1,4 @@
-"""Autocast keeps its half-precision weights until the outermost block ends: a local loop must not train on stale ones."""
+"""Autocast keeps half-precision weights until the outermost block ends: no local loop may train on stale ones."""
 
 from __future__ import annotations
 
