@@ -17,7 +17,7 @@ _STRIP_BYTES = 6144  # longest stretch of an anti-diagonal, so that all of its o
 
 
 @jit
-def _advance(cur: Array, up: Array, left: Array, corner: Array, a: Array, b: Array) -> None:
+def advance(cur: Array, up: Array, left: Array, corner: Array, a: Array, b: Array) -> None:
     """One stretch of an anti-diagonal, from the two before it."""
     for t in range(len(cur)):
         best = up[t] if up[t] < left[t] else left[t]
@@ -55,7 +55,7 @@ def dtw_cost(a: Array, b_reversed: Array, never: Any) -> Any:
         for d in range(rows + n - 1):
             lo, hi = max(0, d - n + 1), min(d + 1, rows)
             b = b_reversed[n - 1 - d + lo : n - 1 - d + hi]
-            _advance(cur[lo + 1 : hi + 1], last[lo:hi], last[lo + 1 : hi + 1], before[lo:hi], part[lo:hi], b)
+            advance(cur[lo + 1 : hi + 1], last[lo:hi], last[lo + 1 : hi + 1], before[lo:hi], part[lo:hi], b)
             cur[hi + 1] = never
             if d + 2 <= n:
                 cur[0] = edge[d + 2]

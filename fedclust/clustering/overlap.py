@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fedclust.clustering.jit import jit
 
 _BLOCK = 2**22  # coordinates listed at a time
+_FEW = 2**18  # below so many indices sorting them costs less than listing all coordinates
 
 
 def index_overlap(rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -51,11 +52,12 @@ def rank_overlap(rows: NDArray[np.int64]) -> NDArray[np.float64]:
 def _products(rows: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """(N, N) float64: sums of the products of the weights over the coordinates that both name; the diagonal is 0."""
     columns = rows - rows.min()
-    if columns.max() > 64 * max(rows.size, _BLOCK):
+    if rows.size < _FEW or columns.max() > 64 * rows.size:
         columns = np.unique(columns, return_inverse=True)[1].reshape(rows.shape)
     upper = np.zeros((len(rows), len(rows)))
-    for start in range(0, int(columns.max()) + 1, _BLOCK):
-        _add_meetings(columns, weights, start, _BLOCK, upper)
+    n_columns = int(columns.max()) + 1
+    for start in range(0, n_columns, _BLOCK):
+        _add_meetings(columns, weights, start, min(_BLOCK, n_columns - start), upper)
     return upper + upper.T
 
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 Labels = NDArray[np.int64]
 Matrix = NDArray[np.float64]
+_ALONE = "leaves a client alone"
+_NO_GAP = "two medoids coincide"
 
 
 class Edge(NamedTuple):
@@ -117,8 +119,9 @@ def adaptive_clusters(distances: Any, ids: Sequence[Hashable] | None = None) -> 
     except TypeError:
         raise ValueError(f"ids must be of one kind that can be sorted, got {names[:5]}") from None
     ordered = matrix[np.ix_(order, order)]
-    cuts = _Cuts(ordered, [names[i] for i in order])
-    for weight, a, b in sorted(_tree(ordered), key=lambda edge: (-edge[0], edge[1], edge[2])):
+    edges = sorted(_tree(ordered), key=lambda edge: (-edge[0], edge[1], edge[2]))
+    cuts = _Cuts(ordered, [names[i] for i in order], edges)
+    for weight, a, b in edges:
         cuts.attempt(a, b, weight)
     components = np.empty(len(matrix), np.int64)
     components[order] = cuts.labels
@@ -132,14 +135,14 @@ def adaptive_clusters(distances: Any, ids: Sequence[Hashable] | None = None) -> 
 class _Cuts:
     """The state of the edge removal: components so far, what was cut and what was not."""
 
-    def __init__(self, matrix: Matrix, names: list[Any]):
+    def __init__(self, matrix: Matrix, names: list[Any], edges: list[tuple[float, int, int]]):
         self.matrix, self.names = matrix, names
         self.labels = np.zeros(len(matrix), np.int64)
         self.dbi: float | None = None
         self.removed: list[Edge] = []
         self.rejected: list[Rejection] = []
         self.neighbours: list[set[int]] = [set() for _ in names]
-        for _, a, b in _tree(matrix):
+        for _, a, b in edges:
             self.neighbours[a].add(b)
             self.neighbours[b].add(a)
 
@@ -149,7 +152,7 @@ class _Cuts:
         part = self._reached(a, b)
         rest = int(np.count_nonzero(self.labels == self.labels[a])) - len(part)
         if min(len(part), rest) < 2:
-            self.rejected.append(Rejection(edge, f"leaves a cluster of {min(len(part), rest)}"))
+            self.rejected.append(Rejection(edge, _ALONE))
             return
         labels = self.labels.copy()
         labels[part] = self.labels.max() + 1
@@ -157,7 +160,7 @@ class _Cuts:
         best = math.inf if self.dbi is None else self.dbi
         if dbi is None or not (math.isfinite(dbi) and dbi <= best):
             no_gap = dbi is None or not math.isfinite(dbi)
-            reason = "two medoids coincide" if no_gap else f"Davies-Bouldin {dbi:.6g} is above {best:.6g}"
+            reason = _NO_GAP if no_gap else f"Davies-Bouldin {dbi:.6g} is above {best:.6g}"
             self.rejected.append(Rejection(edge, reason))
             return
         self.labels, self.dbi = labels, dbi
@@ -185,8 +188,9 @@ class _Cuts:
             return f"all {len(self.names) - 1} edges tried, {len(self.removed)} cut"
         if not self.matrix.any():
             return "no admissible cut: all clients are equal"
-        reasons = dict.fromkeys(rejection.reason.split(" of ")[0] for rejection in self.rejected)
-        return f"no admissible cut: {', '.join(reasons)}"
+        reasons = [rejection.reason for rejection in self.rejected]
+        found = [f"{reasons.count(reason)} × {reason}" for reason in (_ALONE, _NO_GAP) if reason in reasons]
+        return f"no admissible cut: {', '.join(found)}"
 
 
 def _index(matrix: Matrix, labels: Labels) -> float | None:
@@ -237,7 +241,9 @@ def _by_first(labels: Labels) -> Labels:
 
 
 def _names(ids: Sequence[Hashable] | None, n: int) -> list[Any]:
-    names: list[Any] = list(range(n)) if ids is None else [i.item() if isinstance(i, np.generic) else i for i in ids]
+    given: Any = range(n) if ids is None else ids
+    # Arrays and tensors hold numbers of their own types, which would not compare or print as plain ids do.
+    names: list[Any] = given.tolist() if hasattr(given, "tolist") else list(given)
     if len(names) != n or len(set(names)) != n:
         raise ValueError(f"ids must be {n} distinct names, got {len(names)} with {len(set(names))} distinct")
     return names

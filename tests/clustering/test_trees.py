@@ -8,6 +8,7 @@ from itertools import chain, combinations
 import networkx
 import numpy as np
 import pytest
+import torch
 from scipy.sparse.csgraph import minimum_spanning_tree as scipy_tree
 from sklearn.metrics import adjusted_rand_score
 
@@ -92,7 +93,7 @@ def test_the_next_edge_is_tried_when_one_would_leave_an_outlier_alone() -> None:
     assert found.clusters == [[0, 1], [2, 3, 4]]
     assert found.labels.tolist() == [0, 0, 1, 1, 1]
     assert found.removed == [(1, 2, 9.0)]
-    assert found.rejected[0] == ((3, 4, 89.0), "leaves a cluster of 1")
+    assert found.rejected[0] == ((3, 4, 89.0), "leaves a client alone")
     assert found.dbi == pytest.approx(30.5 / 11)
     assert found.reason == "all 4 edges tried, 1 cut"
 
@@ -111,11 +112,13 @@ def test_equal_pairs_and_all_equal() -> None:
     assert adaptive_clusters(np.zeros((6, 6))).clusters == [[0, 1, 2, 3, 4, 5]]
 
 
-def test_a_chain_of_equal_clients_is_not_cut_through_coinciding_medoids() -> None:
-    # Tree 0-1-2-3 of weights 0, 0, 0 with two pairs at 0 and a fifth and sixth client around the same place.
-    found = adaptive_clusters(line([5, 5, 5, 5, 6, 4]))
-    assert found.clusters == [[0, 1, 2, 3, 4, 5]]
-    assert found.reason.startswith("no admissible cut: ")
+def test_a_first_cut_between_coinciding_medoids_is_rejected() -> None:
+    # Pairs {0, 2} and {1, 3} of spread 1/2 whose medoids 0 and 1 lie at distance 0.
+    found = adaptive_clusters([[0, 0, 1, 5], [0, 0, 5, 1], [1, 5, 0, 5], [5, 1, 5, 0]])
+    assert found.clusters == [[0, 1, 2, 3]]
+    assert found.dbi is None
+    assert found.reason == "no admissible cut: 2 × leaves a client alone, 1 × two medoids coincide"
+    assert found.rejected[-1] == ((0, 1, 0.0), "two medoids coincide")
 
 
 @pytest.mark.parametrize(("n", "count"), [(1, "1 client,"), (2, "2 clients,"), (3, "3 clients,")])
@@ -133,7 +136,10 @@ def test_a_cut_that_raises_the_index_is_rejected_and_one_that_keeps_it_is_accept
     assert found.clusters == [[0, 1, 2, 3], [4, 5]]
     assert [rejection.edge.weight for rejection in found.rejected] == [6, 1, 1, 1]
     assert found.rejected[0].reason.startswith("Davies-Bouldin ")
-    # Identical pairs far from each other: the index stays 0, and equal is not worse.
+    # {0, 1}, {2, 3, 4, 5}: (1/2 + 1)/3 with medoids 0 and 3; then three pairs: (1/2 + 1/2)/2. Equal is not worse.
+    found = adaptive_clusters(line(range(6)))
+    assert found.clusters == [[0, 1], [2, 3], [4, 5]]
+    assert found.dbi == 0.5
     assert adaptive_clusters(line([0, 0, 5, 5, 99, 99])).clusters == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -203,6 +209,7 @@ def test_ids_stay_ids() -> None:
     assert found.clusters == [[3, 7], [9, 20]]
     assert found.removed == [(7, 9, 9.0)]
     assert [type(i) for i in found.clusters[0]] == [int, int]
+    assert adaptive_clusters(line([0, 1, 10, 11]), torch.tensor([3, 7, 9, 20])).clusters == [[3, 7], [9, 20]]
     assert adaptive_clusters(line([0, 9, 20]), [3, 7, 9]).clusters == [[3, 7, 9]]
     split_twice = adaptive_clusters(line([0, 0, 50, 50, 53, 53]), ["c40", "c10", "c30", "c20", "c60", "c50"])
     assert split_twice.clusters == [["c40", "c10"], ["c30", "c20"], ["c60", "c50"]]
