@@ -57,9 +57,10 @@ def row_by_row(a: Any, b: Any) -> int:
 @njit(nogil=True)
 def _steps(operands: Any, times: int) -> None:
     length = operands.shape[1] - 1
+    up, left, corner, cur = operands[0, :length], operands[0, 1:], operands[1, :length], operands[2, 1:]
+    a, b = operands[3, :length], operands[4, :length]
     for _ in range(times):
-        up, left, corner = operands[0, :length], operands[0, 1:], operands[1, :length]
-        advance(operands[2, 1:], up, left, corner, operands[3, :length], operands[4, :length])
+        advance(cur, up, left, corner, a, b)
 
 
 def step_speed(kind: Any, repeats: int) -> float:
