@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedclust.algorithms.fedavg import FedAvg
     from fedclust.algorithms.feddcn import FedDCN
+    from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
     from fedclust.api import cluster, federate
     from fedclust.data.datamodule import FederatedDataModule
     from fedclust.data.partition import Dirichlet, Iid, LabelGroups, Natural, Shards
@@ -29,6 +31,8 @@ _HOMES = {
     "ClientContext": "fedclust.federation.context",
     "ClientModule": "fedclust.federation.client",
     "Dirichlet": "fedclust.data.partition",
+    "FedAvg": "fedclust.algorithms.fedavg",
+    "PrivateAdaptiveCFL": "fedclust.algorithms.pa_cfl",
     "FedDCN": "fedclust.algorithms.feddcn",
     "FederatedDataModule": "fedclust.data.datamodule",
     "FederatedLoop": "fedclust.federation.loop",
@@ -58,6 +62,7 @@ __all__ = [
     "ClientContext",
     "ClientModule",
     "Dirichlet",
+    "FedAvg",
     "FedDCN",
     "FederatedDataModule",
     "FederatedLoop",
@@ -66,6 +71,7 @@ __all__ = [
     "LabelGroups",
     "LabelSwaps",
     "Natural",
+    "PrivateAdaptiveCFL",
     "Result",
     "Rotations",
     "Server",

@@ -6,11 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_modules.classifier import Classifier
     from lightning_modules.dcn import DCN
+    from lightning_modules.pa_cfl import PrivateAdaptiveClient
 
-_HOMES = {"DCN": "lightning_modules.dcn"}
+_HOMES = {
+    "Classifier": "lightning_modules.classifier",
+    "DCN": "lightning_modules.dcn",
+    "PrivateAdaptiveClient": "lightning_modules.pa_cfl",
+}
 
-__all__ = ["DCN"]
+__all__ = ["DCN", "Classifier", "PrivateAdaptiveClient"]
 
 
 def __getattr__(name: str) -> Any:

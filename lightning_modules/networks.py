@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from typing import Literal
 
 import torch
@@ -65,3 +66,65 @@ def mlp_decoder(
     if output == "sigmoid":
         layers.append(UnitInterval())
     return nn.Sequential(*layers)
+
+
+def image_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
+    """Two 5×5 convolutions (32, 64) with pooling and no padding, then Linear to 512 and to the classes.
+
+    582,026 parameters for 1×28×28 images and 10 classes (PA-CFL paper, Sec. 7).
+
+    Raises:
+        ValueError: If the rows are no images, or smaller than 16×16.
+    """
+    channels, height, width = _image(input_shape, least=16)
+    features = 64 * _after_cnn(height) * _after_cnn(width)
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, n_classes),
+    )  # fmt: skip
+
+
+def small_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
+    """Two padded 3×3 convolutions (16, 32), one pooling, Linear to 84 and to the classes; for 8×8 digits.
+
+    Raises:
+        ValueError: If the rows are no images, or smaller than 4×4.
+    """
+    channels, height, width = _image(input_shape, least=4)
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(32 * (height // 2) * (width // 2), 84), nn.ReLU(), nn.Linear(84, n_classes),
+    )  # fmt: skip
+
+
+def resnet10(input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+    """ResNet of torchvision with four single BasicBlocks with its 7×7 stem; 4,910,922 parameters for RGB, 10 classes.
+
+    Raises:
+        ValueError: If the rows are no images of three channels.
+    """
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    channels, _, _ = _image(input_shape, least=16)
+    if channels != 3:
+        raise ValueError(f"resnet10 needs images of 3 channels, the data has rows of shape {input_shape}")
+    return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=n_classes)
+
+
+def mlp(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
+    """Flatten, Linear to 128, ReLU, Linear to the classes; for rows that are no images."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 128), nn.ReLU(), nn.Linear(128, n_classes))
+
+
+def _image(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise ValueError(
+            f"this network needs images (channels, height, width) of at least {least}×{least}, the data has rows of "
+            f"shape {input_shape}"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+def _after_cnn(length: int) -> int:
+    return ((length - 4) // 2 - 4) // 2

@@ -62,6 +62,7 @@ class Server:
         seconds: Stage → seconds spent.
         notes: Sentences that belong into the result, each once.
         client_values: Client id → values for the table of clients.
+        planted: Client id → planted group, where the data's partition or transform knows it.
         progress: Told what the server is doing, for a progress display.
     """
 
@@ -76,6 +77,7 @@ class Server:
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     client_values: dict[int, dict[str, float]] = field(default_factory=dict)
+    planted: dict[int, int] | None = None
     progress: Callable[[str], None] = lambda text: None
 
     def ask(

@@ -138,6 +138,7 @@ class FederatedLoop(pl.LightningModule):
             n_classes=data.n_classes,
             context=WorkContext("server", 0, self.resolved_seed, fabric),
             quick=quick,
+            planted=_planted(data),
             progress=lambda text: self.report_progress(text),
         )
         self._note_empty(data.n_clients)
@@ -272,3 +273,8 @@ class Rounds:
     def __iter__(self) -> Iterator[list[int]]:
         loop = self._loop
         yield loop.cohorts.draw(loop.server.clients, loop.resolved_seed, loop.current_epoch + 1)
+
+
+def _planted(data: Any) -> dict[int, int] | None:
+    groups = getattr(data, "groups", None)
+    return None if groups is None else dict(enumerate(int(group) for group in groups))

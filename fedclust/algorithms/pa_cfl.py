@@ -1,0 +1,157 @@
+"""PA-CFL: privacy-preserving adaptive clustered federated learning.
+
+The class is `PrivateAdaptiveCFL`, because PACFL is another method's name (principal angles, Vahidian et al. 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedclust.algorithms.pa_cfl_round import Round
+from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRICS, Observer
+from fedclust.algorithms.supervised import SupervisedAlgorithm
+from fedclust.checks import choice, fraction, positive, positive_int
+from fedclust.federation.algorithm import Metrics, Server, State
+from fedclust.federation.client import ClientModule
+from fedclust.federation.message import Message, with_prefix
+from fedclust.privacy.importance import count_of
+from fedclust.privacy.ledger import Ledger
+
+Similarity = Literal[
+    "dtw", "fastdtw", "index_overlap", "rank_overlap", "l2", "l1", "cosine", "pearson", "max_norm", "mahalanobis"
+]
+
+
+@dataclass
+class PrivateAdaptiveState(State):
+    """What the servers know between rounds.
+
+    Attributes:
+        initial: The weights that every user started from.
+        first_sequences: (N, k) each user's sequence at its first round, all taken at the initial weights; −1 unseen.
+        pre_clusters: (N,) pre-cluster of each user when it last took part; −1 for a user never seen.
+        clusters: (N,) final cluster, likewise.
+        ledger: What the privacy ledger recorded.
+    """
+
+    initial: dict[str, Tensor]
+    first_sequences: Tensor
+    pre_clusters: Tensor
+    clusters: Tensor
+    ledger: dict[str, Tensor]
+
+
+class PrivateAdaptiveCFL(SupervisedAlgorithm):
+    """Groups users by the coordinates that their gradients move most, and aggregates inside the groups (Sec. 5).
+
+    Every user has a model of its own. The formal guarantee covers the less important coordinates only: sequences,
+    norms, important values and BatchNorm buffers carry no differential privacy.
+
+    Args:
+        round_epochs: R, local epochs per round.
+        top_k: Share of the coordinates in a sequence; k = max(1, floor(top_k · d)).
+        similarity: Distance between users. "dtw" is the paper's definition (exact), "fastdtw" its approximation;
+            "index_overlap" and "rank_overlap" compare the index sets. "l2", "l1", "cosine", "pearson", "max_norm" and
+            "mahalanobis" compare the gradients themselves, which then reach the management server: for comparisons.
+        radius: Radius of FastDTW.
+        epsilon: ε₀, the budget of one coordinate.
+        delta: δ of the ledger's statements.
+        privacy: Whether less important values are clipped, randomised and shuffled (module PB).
+        pre_clustering: Whether users are grouped by their sequences (PC); without it all are shuffled together and
+            fine clustering starts from average linkage.
+        fine_clustering: Whether the groups are refined (FC).
+        sync_period: κ: every κ-th round all users get the global aggregate; None never.
+        global_step: "unit" is the paper's mean of unit vectors, which moves a model by at most η; "mean_norm" gives it
+            the clusters' mean norm.
+        recluster_every: Rounds between clusterings; a round with a user not yet clustered clusters again.
+        max_reassignments: Cap on the iterations of fine clustering.
+        noise: "secure" draws noise from the operating system; "simulated" from the run's seed, which protects nothing.
+
+    Raises:
+        ValueError: Naming the argument, its value and what is allowed.
+    """
+
+    state_class: ClassVar[type[State]] = PrivateAdaptiveState
+    evaluate_action: ClassVar[str] = "evaluate_own"
+    assign_action: ClassVar[str] = "assign_own"
+
+    def __init__(
+        self,
+        round_epochs: int = 3,
+        top_k: float = 0.0025,
+        similarity: Similarity = "dtw",
+        radius: int = 1,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        privacy: bool = True,
+        pre_clustering: bool = True,
+        fine_clustering: bool = True,
+        sync_period: int | None = 10,
+        global_step: Literal["unit", "mean_norm"] = "unit",
+        recluster_every: int = 1,
+        max_reassignments: int = 100,
+        noise: Literal["secure", "simulated"] = "secure",
+    ) -> None:
+        self.round_epochs = positive_int("round_epochs", round_epochs)
+        self.top_k = positive("top_k", top_k)
+        if top_k > 1:
+            raise ValueError(f"top_k is a share of the coordinates, at most 1, got {top_k!r}")
+        self.similarity = choice("similarity", similarity, (*SEQUENCE_METRICS, *GRADIENT_METRICS))
+        self.radius = positive_int("radius", radius, least=0)
+        self.epsilon = positive("epsilon", epsilon)
+        self.delta = positive("delta", fraction("delta", delta))
+        self.privacy, self.pre_clustering, self.fine_clustering = privacy, pre_clustering, fine_clustering
+        self.sync_period = None if sync_period is None else positive_int("sync_period", sync_period)
+        self.global_step = choice("global_step", global_step, ("unit", "mean_norm"))
+        self.recluster_every = positive_int("recluster_every", recluster_every)
+        self.max_reassignments = positive_int("max_reassignments", max_reassignments)
+        self.noise = choice("noise", noise, ("secure", "simulated"))
+        self.observer: Observer | None = None
+
+    def start(self, server: Server) -> PrivateAdaptiveState:
+        """The initial weights, nobody clustered."""
+        users, k = server.backend.data.n_clients, self._k(server)
+        nobody = torch.full((users,), -1)
+        return PrivateAdaptiveState(
+            server.module.snapshot(), torch.full((users, k), -1), nobody, nobody.clone(), Ledger(self.delta).state()
+        )
+
+    # -- one round ------------------------------------------------------------------------------------------------
+
+    def round(self, state: State, cohort: list[int], server: Server) -> tuple[PrivateAdaptiveState, Metrics]:
+        """The six phases of Sec. 5 with the users of the cohort."""
+        assert isinstance(state, PrivateAdaptiveState)
+        current = Round(self, state, server, cohort, self._k(server))
+        with server.stage("train"):
+            metrics = current.describe()
+        with server.stage("pre-cluster"):
+            metrics |= current.pre_cluster()
+        with server.stage("protect"):
+            metrics |= current.protect()
+        with server.stage("aggregate"):
+            metrics |= current.aggregate()
+        return current.next_state(), metrics
+
+    def shared_model(self, state: State) -> Message:
+        """The initial weights, for users that never took part."""
+        assert isinstance(state, PrivateAdaptiveState)
+        return {**with_prefix("weights", state.initial)}
+
+    def own_model(self, state: State, client: int) -> Message:
+        """Nothing: a user keeps its model."""
+        return {}
+
+    @classmethod
+    def module_for(cls, state: State, module: ClientModule) -> ClientModule:
+        """The initial model: users' models never reach a server, so the state holds no other."""
+        assert isinstance(state, PrivateAdaptiveState)
+        module.load_exchanged(state.initial)
+        return module
+
+    def _k(self, server: Server) -> int:
+        d = sum(p.numel() for p in server.module.parameters() if p.requires_grad)
+        return count_of(self.top_k, d)

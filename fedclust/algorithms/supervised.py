@@ -1,0 +1,57 @@
+"""What all supervised methods share: a model per client, evaluated on the client's own rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
+from fedclust.federation.message import Message, Value, read_number, read_tensor
+from fedclust.scores import accuracy, user_metrics
+
+
+class SupervisedAlgorithm(Algorithm):
+    """Evaluates every client with the model that is its own.
+
+    Attributes:
+        evaluate_action: Action that evaluates a split.
+        assign_action: Action that predicts a split.
+    """
+
+    default_monitor: ClassVar[tuple[str, str]] = ("val/acc_mean", "max")
+    label_metrics: ClassVar[frozenset[str]] = frozenset({"acc_mean", "acc_worst", "acc_pooled", "f1_macro", "auc"})
+    evaluate_action: ClassVar[str] = "evaluate"
+    assign_action: ClassVar[str] = "assign"
+
+    @abstractmethod
+    def shared_model(self, state: State) -> Message:
+        """The part of the model message that is the same for all clients."""
+
+    @abstractmethod
+    def own_model(self, state: State, client: int) -> Message:
+        """One client's part of the model message."""
+
+    def evaluate(self, state: State, server: Server, split: str) -> Metrics:
+        """Mean, worst and pooled accuracy, macro-F1 and area under the ROC over the clients' rows of one split."""
+        shared: dict[str, Value] = {**self.shared_model(state), "split": split}
+        to = {client: self.own_model(state, client) for client in server.clients}
+        confusions: list[Tensor] = []
+        areas: list[float | None] = []
+
+        def collect(client: int, reply: Message) -> None:
+            confusion = read_tensor(reply, "confusion")
+            confusions.append(confusion)
+            areas.append(None if reply["auc"] is None else read_number(reply, "auc"))
+            if int(confusion.sum()):
+                values = server.client_values.setdefault(client, {})
+                values |= {f"{split}_rows": float(confusion.sum()), f"{split}_acc": accuracy(confusion)}
+
+        server.ask(self.evaluate_action, to, shared=shared, on_reply=collect)
+        return user_metrics(confusions, areas)
+
+    def assign(self, state: State, server: Server, client: int, split: str) -> Message:
+        """Predicted class of every row of one client's split."""
+        shared: dict[str, Value] = {**self.shared_model(state), "split": split}
+        return server.ask(self.assign_action, {client: self.own_model(state, client)}, shared=shared)[client]

@@ -1,0 +1,169 @@
+"""A classifier as a client module: the supervised baseline's client, and the base of clustered methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedclust.checks import choice, non_negative, positive, positive_int
+from fedclust.data.tables import Table
+from fedclust.federation.batches import shuffled_batches
+from fedclust.federation.client import Batch, ClientModule, LocalFit, Terms, action
+from fedclust.federation.context import ClientContext
+from fedclust.federation.message import Message, read_int, tensors_under, with_prefix
+from fedclust.scores import class_confusion, roc_auc
+from lightning_modules import networks
+
+NetworkName = Literal["cnn", "small_cnn", "resnet10", "mlp"]
+_NETWORKS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
+    "cnn": networks.image_cnn,
+    "small_cnn": networks.small_cnn,
+    "resnet10": networks.resnet10,
+    "mlp": networks.mlp,
+}
+_CHUNK = 1024
+
+
+class Classifier(ClientModule):
+    """Trains a network with cross-entropy and SGD.
+
+    Args:
+        network: "cnn" (two 5×5 convolutions), "small_cnn" (for 8×8 images), "resnet10" (RGB images) or "mlp".
+        lr: Learning rate of SGD.
+        momentum: Momentum of SGD.
+        batch_size: Rows per batch; a client with fewer rows uses one batch of all its rows.
+        max_grad_norm: Largest norm of a step's gradient; None does not clip.
+    """
+
+    def __init__(
+        self,
+        network: NetworkName = "cnn",
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        batch_size: int = 64,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__()
+        choice("network", network, tuple(_NETWORKS))
+        self.network_name, self.lr = network, positive("lr", lr)
+        self.momentum = non_negative("momentum", momentum)
+        self.batch_size = positive_int("batch_size", batch_size)
+        self.max_grad_norm = None if max_grad_norm is None else positive("max_grad_norm", max_grad_norm)
+        self.n_classes: int | None = None
+        self.input_shape: tuple[int, ...] | None = None
+        self.save_hyperparameters()
+
+    def build(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:
+        """Makes the network.
+
+        Raises:
+            ValueError: Without labels, or for rows that the network cannot take.
+        """
+        if n_classes is None:
+            raise ValueError(f"{type(self).__name__} needs labels; this data has none")
+        if (self.input_shape, self.n_classes) == (input_shape, n_classes):
+            return
+        self.input_shape, self.n_classes = input_shape, n_classes
+        self.network = _NETWORKS[self.network_name](input_shape, n_classes)
+        if len(input_shape) == 3:
+            self.network = self.network.to(memory_format=torch.channels_last)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """SGD, fused where PyTorch has it for the device."""
+        device = next(self.parameters()).device.type
+        return torch.optim.SGD(
+            self.parameters(), lr=self.lr, momentum=self.momentum, fused=device in ("cpu", "cuda")
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits (n, classes), float32."""
+        if x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        logits: torch.Tensor = self.network(x)
+        return logits.float()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Terms:
+        """Mean cross-entropy of one batch {"x", "y"}, float32."""
+        return {"loss": F.cross_entropy(self(batch["x"]), batch["y"])}
+
+    # -- actions --------------------------------------------------------------------------------------------------
+
+    @action
+    def update(self, message: Message, ctx: ClientContext) -> Message:
+        """Local epochs from the received weights (FedAvg)."""
+        self.load_exchanged(tensors_under("weights", message))
+        fit = self.learn(ctx, read_int(message, "epochs"))
+        return {
+            "n_rows": len(ctx.data.train),
+            "n_steps": fit.n_steps,
+            **with_prefix("term", dict(fit.terms)),
+            **with_prefix("weights", self.snapshot()),
+        }
+
+    @action
+    def evaluate(self, message: Message, ctx: ClientContext) -> Message:
+        """Counts over one split's rows under the received weights."""
+        self.load_exchanged(tensors_under("weights", message))
+        return self.scores(ctx.table(message))
+
+    @action
+    def assign(self, message: Message, ctx: ClientContext) -> Message:
+        """Predicted class of every row of one split, and one minus its probability as the distance."""
+        self.load_exchanged(tensors_under("weights", message))
+        return self.predictions(ctx.table(message))
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def learn(self, ctx: ClientContext, epochs: int) -> LocalFit:
+        """Local epochs over the client's training rows."""
+        x, y = ctx.data.train.x.to(ctx.device), self._labels(ctx.data.train).to(ctx.device)
+        if x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        rng = ctx.rng("batches")
+
+        def batches(epoch: int) -> Iterator[Batch]:
+            for rows in shuffled_batches(len(x), self.batch_size, rng):
+                index = rows.to(ctx.device)
+                yield {"x": x[index], "y": y[index]}
+
+        return self.fit_locally(ctx, epochs, batches=batches)
+
+    @torch.no_grad()
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits of many rows in evaluation mode, on the CPU, chunk by chunk."""
+        self.eval()
+        device = next(self.parameters()).device
+        with torch.autocast(device.type, enabled=False):
+            return torch.cat([self(chunk.to(device)).cpu() for chunk in torch.split(x, _CHUNK)])
+
+    def scores(self, table: Table) -> Message:
+        """Number of rows, summed loss, confusion counts (C, C) and, where it is defined, the area under the ROC."""
+        assert self.n_classes is not None
+        if not len(table):
+            empty = torch.zeros(self.n_classes, self.n_classes, dtype=torch.int64)
+            return {"n": 0, "loss_sum": 0.0, "confusion": empty, "auc": None}
+        logits, y = self.logits(table.x), self._labels(table)
+        confusion = class_confusion(y, logits.argmax(1), self.n_classes)
+        loss = float(F.cross_entropy(logits, y, reduction="sum"))
+        return {"n": len(table), "loss_sum": loss, "confusion": confusion, "auc": roc_auc(y, logits.softmax(1))}
+
+    def predictions(self, table: Table) -> Message:
+        """Rows, predicted classes and distances of a table."""
+        labels, distance = self.assignments(table.x)
+        return {"rows": table.rows, "cluster": labels, "distance": distance}
+
+    def assignments(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Predicted class (n,) int64 and one minus its probability (n,) float32 of every row."""
+        if not len(x):
+            return torch.empty(0, dtype=torch.int64), torch.empty(0)
+        best, labels = self.logits(x).softmax(1).max(1)
+        return labels, 1 - best
+
+    def _labels(self, table: Table) -> torch.Tensor:
+        if table.y is None:
+            raise ValueError(f"{type(self).__name__} needs labels; this data has none")
+        return table.y

@@ -1,0 +1,143 @@
+"""PA-CFL's user: everything that a user reveals is in the replies of the actions below, keyed by who receives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedclust.federation.client import action
+from fedclust.federation.context import ClientContext
+from fedclust.federation.message import Message, Value, read_int, read_number, read_tensor, with_prefix
+from fedclust.privacy.clipping import l2_norm
+from fedclust.privacy.importance import join_important, split_important, top_k_indices
+from fedclust.privacy.laplace import randomise
+from fedclust.privacy.randomness import random_source
+from lightning_modules.classifier import Classifier, NetworkName
+
+
+class PrivateAdaptiveClient(Classifier):
+    """A user with a model of its own.
+
+    Keys of replies start with the receiver: `ms/` for the management server, `as/` for the aggregation server.
+
+    Args:
+        network: "cnn", "small_cnn", "resnet10" or "mlp"; see `Classifier`.
+        lr: Learning rate η of SGD; also scales the pseudo-gradient and the returned aggregate.
+        momentum: Momentum of SGD.
+        batch_size: Rows per batch.
+        max_grad_norm: Largest norm of a local step's gradient; None does not clip.
+    """
+
+    def __init__(
+        self,
+        network: NetworkName = "cnn",
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        batch_size: int = 64,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        super().__init__(network, lr, momentum, batch_size, max_grad_norm)
+        self.save_hyperparameters()
+
+    # -- the phases of a round ------------------------------------------------------------------------------------
+
+    @action
+    def describe(self, message: Message, ctx: ClientContext) -> Message:
+        """Sec. 5.2: local epochs, the pseudo-gradient g = (θ before − θ after) / η, and its k largest coordinates."""
+        self._load_own(message, ctx.state)
+        before = self.flat()
+        fit = self.learn(ctx, read_int(message, "epochs"))
+        gradient = (before - self.flat()) / self.lr
+        ctx.state |= {"flat": before, "gradient": gradient, **with_prefix("buffers", self.buffer_tensors())}
+        reply: Message = {
+            "ms/sequence": top_k_indices(gradient, read_int(message, "k"), who=ctx.who),
+            "ms/n_rows": len(ctx.data.train),
+        }
+        if message["reveal_gradient"]:
+            reply["ms/gradient"] = gradient
+        return {**reply, **with_prefix("term", dict(fit.terms))}
+
+    @action
+    def measure(self, message: Message, ctx: ClientContext) -> Message:
+        """Sec. 5.5: keeps π^g and tells the norm of the less important part, from which the MS takes Φ."""
+        ranking = read_tensor(message, "ranking")
+        ctx.state["ranking"] = ranking
+        _, less = split_important(read_tensor(ctx.state, "gradient"), ranking)
+        return {"ms/norm": l2_norm(less, ctx.who)}
+
+    @action
+    def protect(self, message: Message, ctx: ClientContext) -> Message:
+        """Sec. 5.5: important values in the order of π^g to the AS; the rest, clipped and randomised, to the MS.
+
+        Where "private" is false the rest goes to the AS as it is.
+        """
+        important, less = split_important(read_tensor(ctx.state, "gradient"), read_tensor(ctx.state, "ranking"))
+        reply: Message = {"as/important": important, "as/n_rows": len(ctx.data.train)}
+        reply |= with_prefix("as/buffers", _under("buffers", ctx.state))
+        if not message["private"]:
+            return {**reply, "as/less": less}
+        source = random_source(str(message["noise"]), ctx.seed, ctx.round, ctx.id, "laplace")
+        bound, epsilon = read_number(message, "bound"), read_number(message, "epsilon")
+        return {**reply, "ms/less": randomise(less, bound, epsilon, source, who=ctx.who)}
+
+    @action
+    def absorb(self, message: Message, ctx: ClientContext) -> Message:
+        """Sec. 5.7: θ ← θ − η · aggregate, after π^g has put the aggregate back into the order of the coordinates."""
+        aggregate, ranking = read_tensor(message, "aggregate"), read_tensor(ctx.state, "ranking")
+        step = join_important(aggregate[: len(ranking)], aggregate[len(ranking) :], ranking, len(aggregate))
+        ctx.state["flat"] = read_tensor(ctx.state, "flat") - self.lr * step
+        ctx.state |= with_prefix("buffers", _under("buffers", message))
+        del ctx.state["gradient"]
+        return {}
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    @action
+    def evaluate_own(self, message: Message, ctx: ClientContext) -> Message:
+        """Counts over one split's rows under the user's own model; the initial one if it never took part."""
+        self._load_own(message, ctx.state)
+        return self.scores(ctx.table(message))
+
+    @action
+    def assign_own(self, message: Message, ctx: ClientContext) -> Message:
+        """Predicted class of every row of one split under the user's own model."""
+        self._load_own(message, ctx.state)
+        return self.predictions(ctx.table(message))
+
+    # -- the model as one vector ----------------------------------------------------------------------------------
+
+    def flat(self) -> torch.Tensor:
+        """All trainable parameters as one float32 vector (d,) on the CPU."""
+        return torch.cat([p.detach().flatten().float().cpu() for p in self.parameters() if p.requires_grad])
+
+    @torch.no_grad()
+    def load_flat(self, vector: torch.Tensor) -> None:
+        """Copies a vector (d,) back into the trainable parameters."""
+        start = 0
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                part = vector[start : start + parameter.numel()]
+                parameter.copy_(part.view(parameter.shape))
+                start += parameter.numel()
+
+    def buffer_tensors(self) -> dict[str, torch.Tensor]:
+        """A copy of the BatchNorm buffers, by name; they are exchanged without noise."""
+        parameters = {name for name, _ in self.named_parameters()}
+        return {name: value for name, value in self.snapshot().items() if name not in parameters}
+
+    def _load_own(self, message: Message, state: Message) -> None:
+        self.load_exchanged(_under("weights", message))
+        if "flat" in state:
+            self.load_flat(read_tensor(state, "flat"))
+            self.load_exchanged({**self.exchanged(), **_under("buffers", state)})
+
+
+def _under(prefix: str, message: Mapping[str, Value]) -> dict[str, torch.Tensor]:
+    """The tensors under a prefix, which may be none."""
+    start = f"{prefix}/"
+    return {
+        name.removeprefix(start): value
+        for name, value in message.items()
+        if name.startswith(start) and isinstance(value, torch.Tensor)
+    }
