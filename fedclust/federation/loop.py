@@ -119,12 +119,15 @@ class FederatedLoop(pl.LightningModule):
         precision = str(self.trainer.precision)
         fabric = make_fabric(device, precision)
         quick = bool(getattr(self.trainer, "fast_dev_run", False))
-        if self._server is not None and self.backend.data is data:
+        # A fit from a checkpoint, or by the same Trainer with more rounds granted, goes on; any other one starts
+        # afresh, whatever the loop did before.
+        fresh = stage == "fit" and self.trainer.ckpt_path is None and self.trainer.current_epoch == 0
+        if self._server is not None and self.backend.data is data and not fresh:
             self.backend.device, self.backend.precision = device, precision
             self._server.context.fabric, self._server.quick = fabric, quick
             return
         if stage == "fit":
-            self._state = None
+            self._state, self.latest = None, {}
         self.resolved_seed = int(data.resolved_seed)
         self.client.build(tuple(data.input_shape), data.n_classes)
         self.backend.connect(self.client, data, seed=self.resolved_seed, device=device, precision=precision)
