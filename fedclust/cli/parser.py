@@ -63,6 +63,7 @@ class FedclustCLI(LightningCLI):
                 "prog": f"fedclust {command}",
                 "description": f"fedclust {command}: {fedclust.cli.COMMANDS[command]}",
                 "exit_on_error": False,
+                "allow_abbrev": False,
                 "dump_header": [f"fedclust=={fedclust.__version__}"],
             },
             args=list(arguments),

@@ -20,7 +20,9 @@ from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.client import ClientModule
 from fedclust.federation.cohort import Cohorts
 from fedclust.federation.context import WorkContext, make_fabric
-from fedclust.federation.refusals import refuse_unusable_flags
+from fedclust.federation.refusals import check_monitors, refuse_unusable_flags
+
+ROUND_METRICS = frozenset({"clients/asked", "clients/failed", "bytes/up", "bytes/down", "seconds/round"})
 
 
 class FederatedLoop(pl.LightningModule):
@@ -146,6 +148,9 @@ class FederatedLoop(pl.LightningModule):
         self._note_empty(data.n_clients)
         self.cohorts.check(len(sizes))
         self.algorithm.check(self._server)
+        if stage == "fit":
+            names = self.algorithm.metric_names(data.n_classes is not None)
+            check_monitors(self.trainer, names | ROUND_METRICS if names else names)
 
     def on_fit_start(self) -> None:
         """Does all that comes before the first round, unless a checkpoint brought it, and saves it."""
