@@ -100,4 +100,4 @@ def _run_name(configs: Sequence[Path]) -> str:
         return "run"
     path = configs[-1].absolute()
     of_run = path.name == "config.yaml" and re.fullmatch(r"version_\d+", path.parent.name)
-    return path.parent.parent.name if of_run else path.stem
+    return path.parent.parent.name if of_run else re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem)
