@@ -41,11 +41,11 @@ class Result:
     """
 
     metrics: dict[str, float]
-    history: list[dict[str, float]]
+    history: list[dict[str, float]] = field(repr=False)
     notes: list[str]
-    summary: dict[str, Any]
-    state: State
-    module: ClientModule
+    summary: dict[str, Any] = field(repr=False)
+    state: State = field(repr=False)
+    module: ClientModule = field(repr=False)
     entry: dict[str, Any] = field(repr=False)
 
     @property
@@ -103,7 +103,7 @@ class Result:
         features = int(np.prod(shape))
         same = values.shape[1:] == (features,) or _without_ones(values.shape[1:]) == _without_ones(shape)
         if values.ndim < 2 or not same:
-            wanted = f"(n, {', '.join(map(str, shape))}) or (n, {features})"
+            wanted = f"(n, {', '.join(map(str, shape))})" + (f" or (n, {features})" if len(shape) > 1 else "")
             raise ValueError(f"x must have shape {wanted}, not {values.shape}")
         values = values.reshape(len(values), *shape)
         scaling = self.entry["scaling"]

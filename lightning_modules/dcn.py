@@ -95,6 +95,7 @@ class DCN(CentralDCN):
             "spread": spread,
             "counts": counts,
             "counts_fell_back": fell_back,
+            "outside_output": self.output == "sigmoid" and bool(x.min() < 0 or x.max() > 1),
             "n_populated": result.clusters.n_populated,
             "n_neighbors": result.n_neighbors,
             **with_prefix("decoder", self.decoder_tensors()),

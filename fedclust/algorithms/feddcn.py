@@ -285,5 +285,10 @@ class FedDCN(ClusteringAlgorithm):
         server.client_values.setdefault(client, {}).update(values)
         if populated < n_clusters:
             server.note(f"client {client}, stage 1: {populated:.0f} of {n_clusters} clusters populated")
+        if reply["outside_output"]:
+            server.note(
+                "some clients hold values outside [0, 1], which a network that ends in a sigmoid cannot reproduce: use "
+                'DCN(output="linear") or scale="minmax"'
+            )
         if reply["counts_fell_back"]:
             server.note(f"client {client}, stage 1: no point lies within one σ of a centre; assigned counts were used")

@@ -61,7 +61,10 @@ def restore(loop: FederatedLoop, saved: Mapping[str, Any]) -> State:
     }
     for name, value in expected.items():
         if entry[name] != value:
-            raise ValueError(f"the checkpoint was written with {name} {entry[name]!r}, this run has {value!r}")
+            raise ValueError(
+                f"the checkpoint was written with {name} {entry[name]!r}, this run has {value!r}; use the "
+                "configuration and seed of the checkpoint's own run (leave --config out to take them)"
+            )
     loop.backend.states.load(entry["clients"])
     loop.backend.traffic.load(entry["traffic"])
     server = loop.server
