@@ -32,8 +32,8 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 _MORE_HELP = (
-    "Give a configuration with --config (fedclust configs lists those that come with the package). The arguments of one "
-    "part: --model.help fedclust.FederatedLoop, --model.help lightning_modules.DCN or --data.help "
+    "Give a configuration with --config (fedclust configs lists those that come with the package). The arguments of "
+    "one part: --model.help fedclust.FederatedLoop, --model.help lightning_modules.DCN or --data.help "
     "fedclust.FederatedDataModule."
 )
 _NOT_IN_CONFIG = ("config", "ckpt_path", "debug")

@@ -71,7 +71,7 @@ class LastCheckpoint(ModelCheckpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Writes the file of a resumed run that had no round left to do, so that it can be resumed in turn."""
         path = Path(str(self.dirpath)) / "last.ckpt"
-        if not path.exists():
+        if not path.exists() and not getattr(trainer, "fast_dev_run", False):
             trainer.save_checkpoint(path)
 
 
