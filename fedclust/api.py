@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -76,7 +77,8 @@ def federate(
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"rounds must be a positive integer, not {rounds!r}")
-    quiet_lightning()
+    if directory is not None and Path(directory).is_dir() and any(Path(directory).iterdir()):
+        raise ValueError(f"directory {str(directory)!r} is not empty; every run needs a directory of its own")
     loop = FederatedLoop(algorithm, client, backend, cohort_size, participation)
     chosen = Monitor(*(algorithm.default_monitor if monitor is None else (monitor, mode)))
     with ExitStack() as stack:
@@ -91,12 +93,17 @@ def federate(
             extra.append(EarlyStopping(chosen.name, mode=chosen.mode, patience=patience, check_finite=False))
         if progress:
             extra.append(RoundProgress(chosen.name))
+        stack.enter_context(warnings.catch_warnings())
+        quiet_lightning()
         trainer = pl.Trainer(
             max_epochs=rounds, precision=precision, accelerator=accelerator, devices=1, logger=False,
             default_root_dir=folder, callbacks=extra, num_sanity_val_steps=0, enable_model_summary=False,
             enable_progress_bar=progress,
         )  # fmt: skip
-        trainer.fit(loop, datamodule=data, **weights_only(trainer.fit))
+        try:
+            trainer.fit(loop, datamodule=data, **weights_only(trainer.fit))
+        except SystemExit as stop:  # what Lightning makes of Ctrl-C
+            raise KeyboardInterrupt from stop
         history = list(recorder.history)
         path = best_checkpoint(trainer)
         entry = _entry(trainer, loop, folder, path)
@@ -109,7 +116,7 @@ def federate(
     extras = {
         "metrics": metrics, "history": history, "notes": list(loop.notes), "summary": dict(recorder.summary)
     }  # fmt: skip
-    return result_from(entry, extras)
+    return result_from(entry, extras, type(algorithm), type(client))
 
 
 def cluster(
@@ -148,7 +155,13 @@ def cluster(
 
     if isinstance(clients, np.ndarray) or not isinstance(clients, Sequence):
         raise ValueError(f"clients must be a list with one array per client, not {type(clients).__name__}")
-    data = FederatedDataModule(list(clients), seed=seed, test_fraction=0.0, val_fraction=0.1, scale=scale)
+    smallest = min((len(rows) for rows in clients), default=0)
+    if smallest < n_clusters:
+        sizes = [len(rows) for rows in clients]
+        raise ValueError(f"every client needs at least n_clusters={n_clusters} rows; the clients have {sizes}")
+    # Validation rows choose the best round; where they would leave a client too few, the last round is taken.
+    val_fraction = 0.1 if int(0.9 * smallest) >= n_clusters + 2 else 0.0
+    data = FederatedDataModule(list(clients), seed=seed, test_fraction=0.0, val_fraction=val_fraction, scale=scale)
     features = int(np.prod(data.input_shape))
     rows = len(data.train)
     module = DCN(

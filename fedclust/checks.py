@@ -30,6 +30,18 @@ def real_number(name: str, value: Any) -> float:
     return float(value)
 
 
+def unit(name: str, value: Any) -> float:
+    """`value` as a float in [0, 1].
+
+    Raises:
+        ValueError: If the value is no number in that range.
+    """
+    number = real_number(name, value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{name} must lie in [0, 1], got {value!r}")
+    return number
+
+
 def fraction(name: str, value: Any) -> float:
     """`value` as a share in [0, 1).
 

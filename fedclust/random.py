@@ -7,9 +7,14 @@ resumed run cannot change a result.
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+_global_generator = threading.RLock()
 
 
 def seed_for(seed: int, *parts: int | str) -> int:
@@ -35,3 +40,15 @@ def numpy_generator(seed: int, *parts: int | str) -> np.random.Generator:
 def torch_generator(seed: int, *parts: int | str) -> torch.Generator:
     """A torch CPU generator for one purpose; see `seed_for`."""
     return torch.Generator().manual_seed(seed_for(seed, *parts))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch's global generator for the block and restores it; one block at a time in a process.
+
+    For layers that draw from the global generator and take no other: initialisers, dropout.
+    """
+    devices = range(torch.cuda.device_count())
+    with _global_generator, torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        yield

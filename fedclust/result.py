@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from zipfile import is_zipfile
 
@@ -13,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclust.data.tables import Scaling
+from fedclust.data.tables import Scaling, Table
 from fedclust.federation.algorithm import Algorithm, State
 from fedclust.federation.checkpoint import FORMAT, KEY
 from fedclust.federation.client import ClientModule
 
 _EXTRAS = "result"
+_OWN_PACKAGES = ("fedclust", "lightning_modules")
 
 
 @dataclass
@@ -36,11 +41,11 @@ class Result:
     """
 
     metrics: dict[str, float]
-    history: list[dict[str, float]]
+    history: list[dict[str, float]] = field(repr=False)
     notes: list[str]
-    summary: dict[str, Any]
-    state: State
-    module: ClientModule
+    summary: dict[str, Any] = field(repr=False)
+    state: State = field(repr=False)
+    module: ClientModule = field(repr=False)
     entry: dict[str, Any] = field(repr=False)
 
     @property
@@ -53,7 +58,8 @@ class Result:
 
         Args:
             x: Rows as the data source had them, (n, *input_shape) or flat (n, features): uint8 is divided by 255, a
-                fitted scaling ("minmax", "standard") is applied, all else is taken as it is.
+                fitted scaling ("minmax", "standard") is applied, all else is taken as it is. Or a `Table` of a data
+                module, such as `data.test`, whose rows are scaled already.
 
         Returns:
             (n,) int64.
@@ -90,12 +96,14 @@ class Result:
         return labels, distances
 
     def _rows(self, x: Any) -> Tensor:
+        if isinstance(x, Table):
+            return x.x
         values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
         shape = tuple(self.entry["input_shape"])
         features = int(np.prod(shape))
         same = values.shape[1:] == (features,) or _without_ones(values.shape[1:]) == _without_ones(shape)
         if values.ndim < 2 or not same:
-            wanted = f"(n, {', '.join(map(str, shape))}) or (n, {features})"
+            wanted = f"(n, {', '.join(map(str, shape))})" + (f" or (n, {features})" if len(shape) > 1 else "")
             raise ValueError(f"x must have shape {wanted}, not {values.shape}")
         values = values.reshape(len(values), *shape)
         scaling = self.entry["scaling"]
@@ -120,20 +128,36 @@ def load(path: str | Path) -> Result:
     path = _checkpoint_in(Path(path))
     if not is_zipfile(path):
         raise ValueError(f"{path} is no checkpoint of a federated run: it is no archive that torch.save wrote")
-    saved = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
     if not isinstance(saved, Mapping) or KEY not in saved:
         raise ValueError(f"{path} was not written by a federated run")
     entry = saved[KEY]
-    if entry["format"] != FORMAT:
-        raise ValueError(f"{path} has format {entry['format']}; this version reads format {FORMAT}")
-    extras = saved.get(_EXTRAS, {"metrics": {}, "history": [], "notes": entry["notes"], "summary": {}})
-    return result_from(entry, extras)
+    if entry.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {entry.get('format')}; this version reads format {FORMAT}")
+    if _EXTRAS in saved:
+        return result_from(entry, saved[_EXTRAS])
+    return result_from(entry, {"notes": entry["notes"], **_recorded(path.parent.parent)})
 
 
-def result_from(entry: dict[str, Any], extras: Mapping[str, Any]) -> Result:
-    """Builds a result from a checkpoint entry."""
-    algorithm = _class(entry["algorithm"], Algorithm)
-    client = _class(entry["client"], ClientModule)
+def result_from(
+    entry: dict[str, Any],
+    extras: Mapping[str, Any],
+    algorithm: type[Algorithm] | None = None,
+    client: type[ClientModule] | None = None,
+) -> Result:
+    """Builds a result from a checkpoint entry.
+
+    Args:
+        entry: What a checkpoint holds under "fedclust".
+        extras: Metrics, history, notes and summary.
+        algorithm: The algorithm's class; None looks up the entry's.
+        client: The client module's class; None looks up the entry's.
+    """
+    algorithm = algorithm or _class(entry["algorithm"], Algorithm)
+    client = client or _class(entry["client"], ClientModule)
     module = client(**entry["client_args"])
     module.build(tuple(entry["input_shape"]), entry["n_classes"])
     state = algorithm.state_class.from_flat(entry["state"])
@@ -161,9 +185,26 @@ def _checkpoint_in(path: Path) -> Path:
     return path
 
 
+def _recorded(run: Path) -> dict[str, Any]:
+    """Metrics, history and summary that a run directory holds beside its checkpoints."""
+    summary, rows = run / "summary.json", run / "metrics.csv"
+    if not summary.is_file() or not rows.is_file():
+        return {"metrics": {}, "history": [], "summary": {}}
+    read = json.loads(summary.read_text(encoding="utf-8"))
+    with rows.open(encoding="utf-8", newline="") as file:
+        history = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+    return {"metrics": read["metrics"], "history": history, "summary": read}
+
+
 def _class(dotted: str, base: type[Any]) -> Any:
+    """A class named by a file: of this library, or of a module that the caller has imported already.
+
+    A file must not decide what code is imported.
+    """
     module, _, name = dotted.rpartition(".")
-    found = getattr(import_module(module), name)
+    if module.partition(".")[0] not in _OWN_PACKAGES and module not in sys.modules:
+        raise ValueError(f"the file names the class {dotted}; import {module!r} first if you trust it")
+    found = getattr(import_module(module), name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{dotted} is no {base.__name__}")
     return found

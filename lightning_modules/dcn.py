@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
+from fedclust.clustering.lloyd import nearest as nearest_rows
 from fedclust.clustering.synthetic import cluster_spread, count_points
 from fedclust.federation.batches import Cycle, shuffled_batches
 from fedclust.federation.client import Batch, action
 from fedclust.federation.context import ClientContext, WorkContext
 from fedclust.federation.message import Message, Value, read_int, tensors_under, with_prefix
-from lightning_modules.dcn_base import nearest
 from lightning_modules.dcn_central import CentralDCN
 from lightning_modules.dcn_plan import plan_of, weights_of
 from lightning_modules.networks import Normalization
@@ -63,7 +63,8 @@ class DCN(CentralDCN):
             n_clusters, hidden_dims, latent_dim, output, normalization, lr, batch_size, max_grad_norm, input_dim
         )
         self.save_hyperparameters()
-        self.hparams["hidden_dims"] = list(self.hidden_dims)
+        converted = ("n_clusters", "hidden_dims", "latent_dim", "lr", "batch_size", "max_grad_norm")
+        self.hparams.update({name: getattr(self, name) for name in converted})
         self.set_central_plan(
             recon_weight, cluster_weight, geometry_weight, pretrain_epochs, n_neighbors, min_dist
         )  # fmt: skip
@@ -94,6 +95,7 @@ class DCN(CentralDCN):
             "spread": spread,
             "counts": counts,
             "counts_fell_back": fell_back,
+            "outside_output": self.output == "sigmoid" and bool(x.min() < 0 or x.max() > 1),
             "n_populated": result.clusters.n_populated,
             "n_neighbors": result.n_neighbors,
             **with_prefix("decoder", self.decoder_tensors()),
@@ -182,8 +184,8 @@ class DCN(CentralDCN):
         if not len(x):
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
         z, centers = self.latents(x).cpu(), self.centers.cpu()
-        labels = nearest(z, centers)
-        return labels, (z - centers[labels]).square().sum(1).sqrt()
+        labels, squared = nearest_rows(z, centers)
+        return labels, squared.sqrt()
 
     # -- helpers --------------------------------------------------------------------------------------------------
 

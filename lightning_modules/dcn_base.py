@@ -49,6 +49,8 @@ class DCNBase(ClientModule):
         input_dim: Number of features; None takes it from the data.
     """
 
+    draws_in_training = False
+
     def __init__(
         self,
         n_clusters: int,
@@ -62,18 +64,23 @@ class DCNBase(ClientModule):
         input_dim: int | None,
     ) -> None:
         super().__init__()
-        _check_sizes(n_clusters, hidden_dims, latent_dim, lr, batch_size, max_grad_norm)
         choice("output", output, ("sigmoid", "linear"))
         choice("normalization", normalization, ("batch", "group", "none"))
+        self.n_clusters, self.latent_dim = (
+            positive_int("n_clusters", n_clusters),
+            positive_int("latent_dim", latent_dim),
+        )
+        self.hidden_dims = [positive_int(f"hidden_dims[{i}]", width) for i, width in enumerate(hidden_dims)]
+        if not self.hidden_dims:
+            raise ValueError("hidden_dims must name at least one layer")
+        self.lr, self.batch_size = positive("lr", lr), positive_int("batch_size", batch_size)
+        self.max_grad_norm = None if max_grad_norm is None else positive("max_grad_norm", max_grad_norm)
         if batch_size == 1 and normalization == "batch":
             raise ValueError("batch_size must be at least 2 with normalization='batch': one row has no statistics")
-        self.n_clusters, self.latent_dim = n_clusters, latent_dim
-        self.hidden_dims = [int(width) for width in hidden_dims]
         self.output, self.normalization = output, normalization
-        self.lr, self.batch_size, self.max_grad_norm = lr, batch_size, max_grad_norm
         self.input_dim: int | None = None
         self.n_classes: int | None = None
-        self.register_buffer("centers", torch.zeros(n_clusters, latent_dim))
+        self.register_buffer("centers", torch.zeros(self.n_clusters, self.latent_dim))
         self.centers: torch.Tensor
         if input_dim is not None:
             self.build((input_dim,), None)
@@ -224,22 +231,3 @@ class DCNBase(ClientModule):
 def nearest(z: torch.Tensor, centers: torch.Tensor) -> torch.Tensor:
     """Index of the nearest centre, ties to the lower index; (n, d), (K, d) → (n,) int64."""
     return (z.unsqueeze(1) - centers.unsqueeze(0)).square().sum(2).argmin(1)
-
-
-def _check_sizes(
-    n_clusters: int,
-    hidden_dims: Sequence[int],
-    latent_dim: int,
-    lr: float,
-    batch_size: int,
-    max_grad_norm: float | None,
-) -> None:
-    whole = {"n_clusters": n_clusters, "latent_dim": latent_dim, "batch_size": batch_size}
-    whole |= {f"hidden_dims[{i}]": width for i, width in enumerate(hidden_dims)}
-    for name, value in whole.items():
-        positive_int(name, value)
-    if not len(hidden_dims):
-        raise ValueError("hidden_dims must name at least one layer")
-    positive("lr", lr)
-    if max_grad_norm is not None:
-        positive("max_grad_norm", max_grad_norm)

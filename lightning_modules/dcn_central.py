@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from fedclust.clustering.geometry import umap_embedding
+from fedclust.clustering.lloyd import nearest as nearest_rows
 from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
 from fedclust.data.tables import Table
 from fedclust.federation.client import Batch, Terms
 from fedclust.metrics import contingency_table
 from fedclust.random import seed_for
-from lightning_modules.dcn_base import CHUNK, DCNBase, nearest
+from lightning_modules.dcn_base import CHUNK, DCNBase
 from lightning_modules.dcn_plan import LocalPlan, LossWeights
 
 
@@ -59,6 +60,12 @@ class CentralDCN(DCNBase):
         if self._target is not None and "index" in batch:
             batch = {**batch, "target": self._target[batch["index"].cpu()].to(batch["x"].device)}
         return self.terms(batch, weights)
+
+    def on_train_epoch_start(self) -> None:
+        """Starts the second phase with a new optimiser, as Algorithm 1 does, by forgetting the first one's moments."""
+        if self.current_epoch == self.plan.pretrain_epochs > 0:
+            for optimizer in self.trainer.optimizers:
+                optimizer.state.clear()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs the terms; after an epoch's last batch, and so before its validation, moves the centres."""
@@ -111,9 +118,8 @@ class CentralDCN(DCNBase):
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
         """Cluster of every row and its distance to the centre."""
         z = self.latents(batch["x"])
-        labels = nearest(z, self.centers)
-        distance = (z - self.centers[labels]).square().sum(1).sqrt()
-        return {"index": batch["index"], "cluster": labels, "distance": distance}
+        labels, squared = nearest_rows(z, self.centers)
+        return {"index": batch["index"], "cluster": labels, "distance": squared.sqrt()}
 
     def statistics(self, table: Table) -> dict[str, torch.Tensor]:
         """Sums over the rows of a table, from which `fedclust.metrics.metrics_from_statistics` computes all metrics.
@@ -124,7 +130,7 @@ class CentralDCN(DCNBase):
         """
         K, d = self.n_clusters, self.latent_dim
         z = self.latents(table.x).cpu().double() if len(table) else torch.empty(0, d, dtype=torch.float64)
-        labels = nearest(z, self.centers.cpu().double())
+        labels, _ = nearest_rows(z, self.centers.cpu().double())
         error = sum(
             (self.decode_rows(part.float()).double() - rows.flatten(1).double()).square().mean(1).sum()
             for part, rows in zip(torch.split(z, CHUNK), torch.split(table.x, CHUNK), strict=True)
@@ -149,7 +155,7 @@ class CentralDCN(DCNBase):
         if not len(table):
             return sums
         z = self.latents(table.x).cpu().double()
-        labels = nearest(z, self.centers.cpu().double())
+        labels, _ = nearest_rows(z, self.centers.cpu().double())
         return sums.index_add_(0, labels, (z - means.double()[labels]).square().sum(1).sqrt())
 
     def _collect(self, batch: Mapping[str, torch.Tensor]) -> None:

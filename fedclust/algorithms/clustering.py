@@ -55,6 +55,13 @@ class ClusteringAlgorithm(Algorithm):
     def model_message(self, state: State) -> Message:
         """What a client needs to assign its rows: weights, centres."""
 
+    def metric_names(self, labels: bool) -> frozenset[str]:
+        """What `evaluate` gives on validation rows."""
+        names = {"recon", "dbi", "populated", "latent_variance", "collapsed"} | (
+            self.label_metrics if labels else set()
+        )
+        return frozenset(f"val/{name}" for name in names)
+
     def evaluate(self, state: State, server: Server, split: str) -> Metrics:
         """Metrics over all clients' rows of one split, from sums that the clients send."""
         shared: Message = {**self.model_message(state), "split": split}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from fedclust.algorithms.clustering import ClusteringAlgorithm, DeepClusteringModule, deep_clustering
 from fedclust.apportion import allocate_rows
-from fedclust.checks import choice, non_negative, positive_int
+from fedclust.checks import choice, non_negative, positive_int, unit
 from fedclust.clustering.geometry import check_umap_size, umap_embedding
 from fedclust.clustering.kmeans import kmeans
 from fedclust.clustering.synthetic import sample_latents
@@ -18,6 +18,10 @@ from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.averaging import TermMeans, WeightedAverage
 from fedclust.federation.client import ClientModule
 from fedclust.federation.message import Message, read_number, read_tensor, tensors_under, with_prefix
+
+Sampling = Literal["isotropic", "diagonal"]
+Counts = Literal["within_sigma", "assigned"]
+Covariance = Literal["sigma_squared", "sigma"]
 
 
 @dataclass
@@ -79,21 +83,33 @@ class FedDCN(ClusteringAlgorithm):
         cluster_epochs: int = 25,
         round_epochs: int = 5,
         n_synthetic: int = 5000,
-        sampling: Literal["isotropic", "diagonal"] = "isotropic",
-        counts: Literal["within_sigma", "assigned"] = "within_sigma",
-        covariance: Literal["sigma_squared", "sigma"] = "sigma_squared",
+        sampling: Sampling = "isotropic",
+        counts: Counts = "within_sigma",
+        covariance: Covariance = "sigma_squared",
         augment: bool = True,
         n_neighbors: int = 15,
         min_dist: float = 0.1,
     ) -> None:
-        self.recon_weight, self.cluster_weight = recon_weight, cluster_weight
-        self.geometry_pretrain, self.geometry_federated = geometry_pretrain, geometry_federated
-        self.pretrain_epochs, self.cluster_epochs, self.round_epochs = pretrain_epochs, cluster_epochs, round_epochs
-        self.n_synthetic = n_synthetic
-        self.sampling, self.counts, self.covariance = sampling, counts, covariance
+        self.recon_weight = non_negative("recon_weight", recon_weight)
+        self.cluster_weight = non_negative("cluster_weight", cluster_weight)
+        self.geometry_pretrain = non_negative("geometry_pretrain", geometry_pretrain)
+        self.geometry_federated = non_negative("geometry_federated", geometry_federated)
+        self.pretrain_epochs = positive_int("pretrain_epochs", pretrain_epochs, least=0)
+        self.cluster_epochs = positive_int("cluster_epochs", cluster_epochs, least=0)
+        self.round_epochs = positive_int("round_epochs", round_epochs)
+        self.n_synthetic = positive_int("n_synthetic", n_synthetic)
+        self.sampling = cast(Sampling, choice("sampling", sampling, get_args(Sampling)))
+        self.counts = cast(Counts, choice("counts", counts, get_args(Counts)))
+        self.covariance = cast(Covariance, choice("covariance", covariance, get_args(Covariance)))
         self.augment = augment
-        self.n_neighbors, self.min_dist = n_neighbors, min_dist
-        _check_arguments(self)
+        self.n_neighbors = positive_int("n_neighbors", n_neighbors, least=2)
+        self.min_dist = unit("min_dist", min_dist)
+        if self.recon_weight == 0 and not (self.geometry_pretrain and self.geometry_federated):
+            raise ValueError("recon_weight 0 needs positive geometry weights: pretraining has λ = 0, nothing to learn")
+
+    def metric_names(self, labels: bool) -> frozenset[str]:
+        """Validation metrics and training terms."""
+        return super().metric_names(labels) | {f"train/{name}" for name in ("loss", "recon", "clust", "geom")}
 
     # -- before the first round -----------------------------------------------------------------------------------
 
@@ -269,20 +285,10 @@ class FedDCN(ClusteringAlgorithm):
         server.client_values.setdefault(client, {}).update(values)
         if populated < n_clusters:
             server.note(f"client {client}, stage 1: {populated:.0f} of {n_clusters} clusters populated")
+        if reply["outside_output"]:
+            server.note(
+                "some clients hold values outside [0, 1], which a network that ends in a sigmoid cannot reproduce: use "
+                'DCN(output="linear") or scale="minmax"'
+            )
         if reply["counts_fell_back"]:
             server.note(f"client {client}, stage 1: no point lies within one σ of a centre; assigned counts were used")
-
-
-def _check_arguments(algorithm: FedDCN) -> None:
-    for name in ("recon_weight", "cluster_weight", "geometry_pretrain", "geometry_federated", "min_dist"):
-        non_negative(name, getattr(algorithm, name))
-    if algorithm.min_dist > 1:
-        raise ValueError(f"min_dist must lie in [0, 1], got {algorithm.min_dist!r}")
-    if algorithm.recon_weight == 0 and (algorithm.geometry_pretrain == 0 or algorithm.geometry_federated == 0):
-        raise ValueError("recon_weight 0 needs positive geometry weights: pretraining has λ = 0 and nothing to learn")
-    least = {"pretrain_epochs": 0, "cluster_epochs": 0, "round_epochs": 1, "n_synthetic": 1, "n_neighbors": 2}
-    for name, lowest in least.items():
-        positive_int(name, getattr(algorithm, name), least=lowest)
-    choice("sampling", algorithm.sampling, ("isotropic", "diagonal"))
-    choice("counts", algorithm.counts, ("within_sigma", "assigned"))
-    choice("covariance", algorithm.covariance, ("sigma_squared", "sigma"))

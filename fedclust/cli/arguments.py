@@ -60,7 +60,10 @@ def value_of(flag: str, arguments: Sequence[str]) -> str | None:
 
 def configs_name_checkpoint(configs: Sequence[Path]) -> bool:
     """Whether a configuration itself sets `ckpt_path`."""
-    return any(re.search(r"^ckpt_path:\s*\S", path.read_text(encoding="utf-8"), re.MULTILINE) for path in configs)
+    return any(
+        re.search(r"^ckpt_path:[ \t]*(?!null\b|~)[^\s#]", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for path in configs
+    )
 
 
 def _find_configs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
@@ -97,4 +100,4 @@ def _run_name(configs: Sequence[Path]) -> str:
         return "run"
     path = configs[-1].absolute()
     of_run = path.name == "config.yaml" and re.fullmatch(r"version_\d+", path.parent.name)
-    return path.parent.parent.name if of_run else path.stem
+    return path.parent.parent.name if of_run else re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem)

@@ -39,6 +39,7 @@ def run_command(command: str, arguments: Sequence[str]) -> int:
             return run.close(130)
         except SystemExit as stop:
             if run.interrupted():
+                run.say_interrupted()
                 return run.close(130)
             return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except Exception as error:  # the edge of the program: every error becomes one paragraph and an exit code
@@ -106,6 +107,14 @@ class _Run:
     def interrupted(self) -> bool:
         return self.started() and self._parts()[1].summary["status"] == "interrupted"
 
+    def say_interrupted(self) -> None:
+        """Says how an interrupted fit goes on."""
+        last = None if self.cli is None or self.cli.run_directory is None else self.cli.run_directory.checkpoints
+        if last is not None and (last / "last.ckpt").is_file():
+            _say(f"interrupted; it goes on with: fedclust fit --ckpt_path {last / 'last.ckpt'}")
+        else:
+            _say("interrupted before the first round was done")
+
     def close(self, code: int) -> int:
         """Removes a directory that stayed empty; else says where the run lies."""
         directory = None if self.cli is None else self.cli.run_directory
@@ -126,7 +135,7 @@ def check_checkpoint(path: Path) -> None:
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise ValueError(f"--ckpt_path: {path} is no checkpoint that can be read safely: {error}") from error
+        raise ValueError(f"--ckpt_path: {path} is no checkpoint, or holds objects that are not loaded") from error
     if not isinstance(saved, dict) or "state_dict" not in saved:
         raise ValueError(f"--ckpt_path: {path} was not written by a Trainer")
 

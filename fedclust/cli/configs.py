@@ -19,7 +19,9 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(name: str) -> Path:
-    """The file that `--config NAME` means: a path if it exists, else a shipped configuration of that stem.
+    """The file that `--config NAME` means: a path if it exists, else a shipped configuration of that name.
+
+    `NAME`, `NAME.yaml` and `configs/NAME.yaml` name shipped ones; any other path that does not exist is a mistake.
 
     Raises:
         ValueError: If there is neither; lists the shipped ones.
@@ -29,7 +31,7 @@ def find_config(name: str) -> Path:
         return path
     shipped = shipped_configs()
     stem = path.name.removesuffix(".yaml").removesuffix(".yml")
-    if stem in shipped:
+    if stem in shipped and path.parent in (Path(), Path("configs")):
         return shipped[stem]
     raise ValueError(
         f"--config: there is no file {name!r}, and no shipped configuration {stem!r}; shipped are {', '.join(shipped)}"

@@ -25,7 +25,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, RuntimeError) and "loading state_dict" in text:
         return f"the checkpoint does not fit this model: {text}"
     if isinstance(error, MisconfigurationException):
-        return f"trainer: {text}"
+        hint = "; trainer.accelerator cpu always works" if "backend found" in text else ""
+        return f"trainer: {text}{hint}"
     if isinstance(error, _EXPECTED) and text:
         return text
     return f"unexpected {type(error).__name__}: {text} (FEDCLUST_DEBUG=1 or --debug shows where)"

@@ -31,6 +31,11 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "log_every_n_steps": 1,
     "enable_model_summary": False,
 }
+_MORE_HELP = (
+    "Give a configuration with --config (fedclust configs lists those that come with the package). The arguments of "
+    "one part: --model.help fedclust.FederatedLoop, --model.help lightning_modules.DCN or --data.help "
+    "fedclust.FederatedDataModule."
+)
 _NOT_IN_CONFIG = ("config", "ckpt_path", "debug")
 # Stands for the run's directory, which does not exist yet when arguments are parsed.
 RUN_PLACEHOLDER = "{run}"
@@ -61,8 +66,9 @@ class FedclustCLI(LightningCLI):
             seed_everything_default=0,
             parser_kwargs={
                 "prog": f"fedclust {command}",
-                "description": f"fedclust {command}: {fedclust.cli.COMMANDS[command]}",
+                "description": f"fedclust {command}: {fedclust.cli.COMMANDS[command]}. {_MORE_HELP}",
                 "exit_on_error": False,
+                "allow_abbrev": False,
                 "dump_header": [f"fedclust=={fedclust.__version__}"],
             },
             args=list(arguments),

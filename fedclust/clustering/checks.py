@@ -5,14 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 _lock = threading.RLock()
+
+
+@lru_cache(maxsize=1)
+def _pools() -> ThreadpoolController:
+    """The process's thread pools, looked up once: finding them takes milliseconds, limiting them microseconds."""
+    import sklearn.cluster  # noqa: F401 (its OpenMP must be loaded before the look-up)
+
+    return ThreadpoolController()
 
 
 @contextmanager
@@ -24,7 +33,7 @@ def one_thread() -> Iterator[None]:
     # The BLAS limit belongs to the whole process: without the lock two overlapping blocks
     # would restore each other's limit. The lock also keeps numba's default threading layer,
     # which aborts the process when two threads enter it, to one caller at a time.
-    with _lock, threadpool_limits(limits=1):
+    with _lock, _pools().limit(limits=1):
         yield
 
 

@@ -94,6 +94,12 @@ def deal_source(
     labels = None if source.train.y is None else source.train.y.numpy()
     parts = partition.split(labels, seed, n_rows=len(source.train))
     _warn_of_empty_clients(parts)
+    if source.ids is not None and not isinstance(partition, Natural):
+        warnings.warn(
+            f"{source.name} says which client each row belongs to, but {type(partition).__name__} deals the rows anew; "
+            "partition=None (--data.partition null) or Natural keeps them",
+            stacklevel=2,
+        )
     train_parts, val_parts = _take_validation(labels, parts, val_fraction, seed)
     test_parts = _test_parts(source, partition, labels, parts, seed)
     return Deal(

@@ -48,7 +48,10 @@ class Partition(ABC):
             raise ValueError(f"{name}: without labels, give n_rows")
         n = positive_int(f"{name}: n_rows", n)
         if values is None and self.needs_labels:
-            raise ValueError(f"{name} deals rows by label, but the data has no labels: use Iid or Natural")
+            raise ValueError(
+                f"partition: {name} deals rows by label, but the data has no labels; use Iid(n_clients), or Natural "
+                "where rows have owners; partition=None (--data.partition null) chooses between them"
+            )
         return [np.sort(part).astype(np.int64) for part in self._deal(values, n, seed)]
 
     @abstractmethod

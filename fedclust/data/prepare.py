@@ -2,8 +2,9 @@
 
 Scaling, `scale="auto"`: uint8 values are divided by 255; floats are taken as they are, with a warning when they leave
 [0, 1]. `"minmax"` maps every feature to [0, 1] and `"standard"` to mean 0 and standard deviation 1, both with the
-statistics of the pooled training rows (test values may leave [0, 1]); a constant feature becomes 0. `"none"` changes
-nothing. The result is float32, the same for ``(n, 28, 28)``, ``(n, 1, 28, 28)`` and flat ``(n, 784)`` inputs.
+statistics of the pooled training rows, the later validation rows among them (test values may leave [0, 1]); a constant
+feature becomes 0. `"none"` changes nothing. The result is float32, the same for ``(n, 28, 28)``, ``(n, 1, 28, 28)`` and
+flat ``(n, 784)`` inputs.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedclust.data.files import read_idx, read_image_folder, read_npz
@@ -199,7 +200,8 @@ def _find(
 
 def _numpy(value: Any, what: str) -> AnyArray:
     if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, np.ndarray):
         return value
     raise ValueError(f"{what} must be a numpy array or torch tensor, got {type(value).__name__}")

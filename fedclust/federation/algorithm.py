@@ -90,7 +90,14 @@ class Server:
     ) -> dict[int, Message]:
         """`Backend.ask`; a plain list of client ids stands for empty messages to them."""
         messages = to if isinstance(to, Mapping) else {client: {} for client in to}
-        return self.backend.ask(actions, messages, shared=shared, on_reply=on_reply)
+        before = len(self.backend.failures)
+        replies = self.backend.ask(actions, messages, shared=shared, on_reply=on_reply)
+        for failure in self.backend.failures[before:]:
+            self.note(
+                f"client {failure.client} failed in {failure.action!r} and was left out of that trip; `failures` of "
+                "the summary lists every time"
+            )
+        return replies
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -148,6 +155,14 @@ class Algorithm(ABC):
     @abstractmethod
     def module_for(cls, state: State, module: ClientModule) -> ClientModule:
         """Loads the state's model into `module` for prediction on new rows, and returns it."""
+
+    def metric_names(self, labels: bool) -> frozenset[str]:
+        """Names that can be monitored, so that a misspelt monitor is refused before training; empty if not known.
+
+        Args:
+            labels: Whether the data has labels.
+        """
+        return frozenset()
 
     def uses_labels(self, monitor: str) -> bool:
         """Whether a monitor needs labels."""

@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fedclust.data.tables import Scaling
 from fedclust.federation.algorithm import State
+from fedclust.federation.errors import Failure
 
 if TYPE_CHECKING:
     from fedclust.federation.loop import FederatedLoop
@@ -36,6 +38,7 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
         "traffic": loop.backend.traffic.export(),
         "seconds": dict(loop.seconds),
         "notes": list(loop.notes),
+        "failures": [vars(failure) for failure in loop.backend.failures],
         "client_values": {client: dict(values) for client, values in loop.server.client_values.items()},
     }
 
@@ -58,13 +61,17 @@ def restore(loop: FederatedLoop, saved: Mapping[str, Any]) -> State:
     }
     for name, value in expected.items():
         if entry[name] != value:
-            raise ValueError(f"the checkpoint was written with {name} {entry[name]!r}, this run has {value!r}")
+            raise ValueError(
+                f"the checkpoint was written with {name} {entry[name]!r}, this run has {value!r}; use the "
+                "configuration and seed of the checkpoint's own run (leave --config out to take them)"
+            )
     loop.backend.states.load(entry["clients"])
     loop.backend.traffic.load(entry["traffic"])
     server = loop.server
     server.seconds.update(entry["seconds"])
     server.notes[:] = list(dict.fromkeys([*entry["notes"], *server.notes]))
     server.client_values.update(entry["client_values"])
+    loop.backend.failures[:] = [Failure(**failure) for failure in entry["failures"]]
     return loop.algorithm.state_class.from_flat(entry["state"])
 
 
@@ -82,6 +89,7 @@ def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for name, value in arguments.items():
         value = list(value) if isinstance(value, tuple) else value
+        value = value.item() if isinstance(value, np.generic) else value
         entries = value if isinstance(value, list) else [value]
         if not all(entry is None or isinstance(entry, (bool, int, float, str)) for entry in entries):
             kind = type(value).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedclust.federation.context import WorkContext
 from fedclust.federation.errors import NonFiniteLossError
-from fedclust.random import seed_for
+from fedclust.random import seed_for, seeded
 
 Batch = Mapping[str, torch.Tensor]
 Terms = dict[str, torch.Tensor]
@@ -48,10 +49,13 @@ class ClientModule(pl.LightningModule):
     so the same module trains centrally too.
 
     Attributes:
-        max_grad_norm: Largest norm of a local step's gradient; None does not clip.
+        max_grad_norm: Largest norm of a training step's gradient; None does not clip.
+        draws_in_training: Whether a training step draws random numbers by itself (dropout does). PyTorch takes them
+            from a generator of the whole process, so such modules train one at a time; False spares the wait.
     """
 
     max_grad_norm: float | None = None
+    draws_in_training: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses actions whose name PyTorch or Lightning uses, such as `train`: they would replace its method."""
@@ -75,12 +79,12 @@ class ClientModule(pl.LightningModule):
     def initialize(self, seed: int) -> None:
         """Draws the initial weights from (seed, "init"), whatever was drawn before.
 
-        Every layer that has `reset_parameters` is reset. Override it to keep weights that were loaded.
+        Every layer that has `reset_parameters` is reset; parameters outside such layers stay as they were built.
+        Override it to draw those too, or to keep weights that were loaded.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_for(seed, "init"))
+        with seeded(seed_for(seed, "init")):
             for module in self.modules():
-                reset = getattr(module, "reset_parameters", None)
+                reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
                 if callable(reset):
                     reset()
 
@@ -169,8 +173,8 @@ class ClientModule(pl.LightningModule):
         optimizer = ctx.fabric.setup_optimizers(self.local_optimizer())
         loss = loss or self._terms_of_step
         n_steps, means, last_finite = 0, dict[str, float](), math.nan
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.manual_seed(ctx.seed_for("layers"))
+        draws = seeded(ctx.seed_for("layers")) if self.draws_in_training else nullcontext()
+        with draws, torch.enable_grad():
             for epoch in range(epochs):
                 self.train()
                 sums, steps = _EpochSums(), 0
@@ -186,9 +190,14 @@ class ClientModule(pl.LightningModule):
                     last_finite = means["loss"]
                 if after_epoch is not None:
                     after_epoch(epoch)
-        if n_steps and not bool(torch.stack([torch.isfinite(weight).all() for weight in self.parameters()]).all()):
+        if n_steps and not self._all_finite():
             raise NonFiniteLossError(ctx.who, ctx.round, epochs - 1, math.nan, last_finite, what="weights")
         return LocalFit(n_steps, means)
+
+    def _all_finite(self) -> bool:
+        """Whether all that would be exchanged is finite, BatchNorm's statistics included."""
+        found = [torch.isfinite(tensor).all() for tensor in self.exchanged().values() if tensor.is_floating_point()]
+        return bool(torch.stack(found).all())
 
     def _step(self, ctx: WorkContext, optimizer: Any, loss: Callable[[Batch], Terms], batch: Batch) -> Terms:
         optimizer.zero_grad()
@@ -211,7 +220,18 @@ class ClientModule(pl.LightningModule):
             raise TypeError(f"{type(self).__name__}.training_step must return a loss or a dict with the key 'loss'")
         return dict(output)
 
-    # -- logging under a plain Trainer --------------------------------------------------------------------------
+    # -- under a plain Trainer ----------------------------------------------------------------------------------
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips to `max_grad_norm` under a plain Trainer too; the Trainer's own flag comes first."""
+        if gradient_clip_val is None:
+            gradient_clip_val, gradient_clip_algorithm = self.max_grad_norm, "norm"
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Logs the terms of `training_step` under a plain Trainer."""

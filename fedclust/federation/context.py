@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,6 +34,19 @@ def make_fabric(device: torch.device, precision: str) -> Fabric:
             f"precision {precision!r} cannot be used in federated rounds; allowed: {', '.join(PRECISIONS)} "
             "(weights are exchanged and averaged in float32)"
         )
+    # Loss scaling has a memory, which must not pass from one client to the next: on a GPU 16-mixed gets a Fabric of its
+    # own every time. All others are kept, since making one takes milliseconds.
+    if precision == "16-mixed" and device.type != "cpu":
+        return _new_fabric(device, precision)
+    return _kept_fabric(device, precision)
+
+
+@lru_cache(maxsize=16)
+def _kept_fabric(device: torch.device, precision: str) -> Fabric:
+    return _new_fabric(device, precision)
+
+
+def _new_fabric(device: torch.device, precision: str) -> Fabric:
     # Half precision on a CPU is bfloat16, as in the Trainer. The plugin is made here because Fabric announces the ones
     # that it makes itself, once for every client and round.
     mixed: Any = "bf16-mixed" if device.type == "cpu" else precision

@@ -20,7 +20,9 @@ from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.client import ClientModule
 from fedclust.federation.cohort import Cohorts
 from fedclust.federation.context import WorkContext, make_fabric
-from fedclust.federation.refusals import refuse_unusable_flags
+from fedclust.federation.refusals import check_monitors, refuse_unusable_flags
+
+ROUND_METRICS = frozenset({"clients/asked", "clients/failed", "bytes/up", "bytes/down", "seconds/round"})
 
 
 class FederatedLoop(pl.LightningModule):
@@ -119,12 +121,15 @@ class FederatedLoop(pl.LightningModule):
         precision = str(self.trainer.precision)
         fabric = make_fabric(device, precision)
         quick = bool(getattr(self.trainer, "fast_dev_run", False))
-        if self._server is not None and self.backend.data is data:
+        # A fit from a checkpoint, or by the same Trainer with more rounds granted, goes on; any other one starts
+        # afresh, whatever the loop did before.
+        fresh = stage == "fit" and self.trainer.ckpt_path is None and self.trainer.current_epoch == 0
+        if self._server is not None and self.backend.data is data and not fresh:
             self.backend.device, self.backend.precision = device, precision
             self._server.context.fabric, self._server.quick = fabric, quick
             return
         if stage == "fit":
-            self._state = None
+            self._state, self.latest = None, {}
         self.resolved_seed = int(data.resolved_seed)
         self.client.build(tuple(data.input_shape), data.n_classes)
         self.backend.connect(self.client, data, seed=self.resolved_seed, device=device, precision=precision)
@@ -144,6 +149,9 @@ class FederatedLoop(pl.LightningModule):
         self._note_empty(data.n_clients)
         self.cohorts.check(len(sizes))
         self.algorithm.check(self._server)
+        if stage == "fit":
+            names = self.algorithm.metric_names(data.n_classes is not None)
+            check_monitors(self.trainer, names | ROUND_METRICS if names else names)
 
     def on_fit_start(self) -> None:
         """Does all that comes before the first round, unless a checkpoint brought it, and saves it."""

@@ -47,3 +47,17 @@ def refuse_unusable_flags(trainer: Any) -> None:
     refused = [text for wrong, text in reasons if wrong]
     if refused:
         raise ValueError("these Trainer flags do not work with federated rounds. " + "; ".join(refused))
+
+
+def check_monitors(trainer: Any, names: frozenset[str]) -> None:
+    """Raises ValueError for a callback that monitors a metric which will not exist; lists those that will.
+
+    Args:
+        trainer: The Trainer with its callbacks.
+        names: Metrics that will exist; empty if that is not known.
+    """
+    for callback in trainer.callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if names and isinstance(monitor, str) and monitor not in names:
+            kind = type(callback).__name__
+            raise ValueError(f"{kind} monitors {monitor!r}, which will not exist; there are {', '.join(sorted(names))}")

@@ -22,6 +22,7 @@ class StateStore:
         self._budget = budget_bytes
         self._memory: dict[int, Message] = {}
         self._sizes: dict[int, int] = {}
+        self._in_memory = 0
         self._files: dict[int, Path] = {}
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
@@ -34,12 +35,13 @@ class StateStore:
     def put(self, client: int, state: Message) -> None:
         """Replaces the client's state by a copy of `state`."""
         size = message_bytes(state)
-        in_memory = sum(self._sizes.values()) - self._sizes.pop(client, 0)
+        self._in_memory -= self._sizes.pop(client, 0)
         self._memory.pop(client, None)
-        if self._budget is None or in_memory + size <= self._budget:
+        if self._budget is None or self._in_memory + size <= self._budget:
             if client in self._files:
                 self._files.pop(client).unlink()
             self._memory[client], self._sizes[client] = copied(state), size
+            self._in_memory += size
             return
         if self._directory is None:
             self._directory = tempfile.TemporaryDirectory(prefix="fedclust-state-")
@@ -56,7 +58,7 @@ class StateStore:
         """Replaces all states by those of a checkpoint."""
         for path in self._files.values():
             path.unlink()
-        self._files, self._memory, self._sizes = {}, {}, {}
+        self._files, self._memory, self._sizes, self._in_memory = {}, {}, {}, 0
         for client, data in packed.items():
             self.put(client, unpack(data))
 

@@ -68,6 +68,12 @@ class LastCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes nothing over: the file of the run that is resumed stays there."""
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Writes the file of a resumed run that had no round left to do, so that it can be resumed in turn."""
+        path = Path(str(self.dirpath)) / "last.ckpt"
+        if not path.exists() and not getattr(trainer, "fast_dev_run", False):
+            trainer.save_checkpoint(path)
+
 
 class BestCheckpoint(ModelCheckpoint):
     """Keeps `best.ckpt`, the round with the best value of a monitor.

@@ -50,6 +50,7 @@ def _title(summary: Summary) -> str:
     if summary["clients"]:
         parts.append(f"{summary['clients']} clients")
     unit = "rounds" if summary["clients"] else "epochs"
+    unit = unit if summary["rounds"] != 1 else unit.removesuffix("s")
     parts += [f"{summary['rounds']} {unit}", f"seed {summary['seed']}", summary["status"]]
     return ", ".join(parts)
 
