@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedclust.algorithms.fedavg import FedAvg
     from fedclust.algorithms.feddcn import FedDCN
+    from fedclust.algorithms.local_only import LocalOnly
     from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
     from fedclust.api import cluster, federate
     from fedclust.data.datamodule import FederatedDataModule
@@ -39,6 +40,7 @@ _HOMES = {
     "Iid": "fedclust.data.partition",
     "InProcess": "fedclust.federation.backend",
     "LabelGroups": "fedclust.data.partition",
+    "LocalOnly": "fedclust.algorithms.local_only",
     "LabelSwaps": "fedclust.data.transforms",
     "Natural": "fedclust.data.partition",
     "Result": "fedclust.result",
@@ -70,6 +72,7 @@ __all__ = [
     "InProcess",
     "LabelGroups",
     "LabelSwaps",
+    "LocalOnly",
     "Natural",
     "PrivateAdaptiveCFL",
     "Result",

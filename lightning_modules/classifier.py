@@ -26,6 +26,7 @@ _NETWORKS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "mlp": networks.mlp,
 }
 _CHUNK = 1024
+_OWN_MARK = "has_own"
 
 
 class Classifier(ClientModule):
@@ -38,6 +39,8 @@ class Classifier(ClientModule):
         batch_size: Rows per batch; a client with fewer rows uses one batch of all its rows.
         max_grad_norm: Largest norm of a step's gradient; None does not clip.
     """
+
+    draws_in_training = False
 
     def __init__(
         self,
@@ -116,7 +119,35 @@ class Classifier(ClientModule):
         self.load_exchanged(tensors_under("weights", message))
         return self.predictions(ctx.table(message))
 
+    @action
+    def update_own(self, message: Message, ctx: ClientContext) -> Message:
+        """Local epochs from the client's own weights, which stay with it (LocalOnly)."""
+        self.load_own(message, ctx.state)
+        fit = self.learn(ctx, read_int(message, "epochs"))
+        self.keep_own(ctx.state)
+        return {"n_rows": len(ctx.data.train), "n_steps": fit.n_steps, **with_prefix("term", dict(fit.terms))}
+
+    @action
+    def evaluate_own(self, message: Message, ctx: ClientContext) -> Message:
+        """Counts over one split's rows under the client's own model; the initial one if it never took part."""
+        self.load_own(message, ctx.state)
+        return self.scores(ctx.table(message))
+
+    @action
+    def assign_own(self, message: Message, ctx: ClientContext) -> Message:
+        """Predicted class of every row of one split under the client's own model."""
+        self.load_own(message, ctx.state)
+        return self.predictions(ctx.table(message))
+
     # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def load_own(self, message: Message, state: Message) -> None:
+        """Loads the client's own model from its state, or the initial weights of the message if it has none yet."""
+        self.load_exchanged(tensors_under("own", state) if _OWN_MARK in state else tensors_under("weights", message))
+
+    def keep_own(self, state: Message) -> None:
+        """Keeps the model in the client's state."""
+        state |= {_OWN_MARK: True, **with_prefix("own", self.snapshot())}
 
     def learn(self, ctx: ClientContext, epochs: int) -> LocalFit:
         """Local epochs over the client's training rows."""

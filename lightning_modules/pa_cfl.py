@@ -45,11 +45,12 @@ class PrivateAdaptiveClient(Classifier):
     @action
     def describe(self, message: Message, ctx: ClientContext) -> Message:
         """Sec. 5.2: local epochs, the pseudo-gradient g = (θ before − θ after) / η, and its k largest coordinates."""
-        self._load_own(message, ctx.state)
+        self.load_own(message, ctx.state)
+        self.keep_own(ctx.state)
         before = self.flat()
         fit = self.learn(ctx, read_int(message, "epochs"))
         gradient = (before - self.flat()) / self.lr
-        ctx.state |= {"flat": before, "gradient": gradient, **with_prefix("buffers", self.buffer_tensors())}
+        ctx.state |= {"gradient": gradient, **with_prefix("buffers", self.buffer_tensors())}
         reply: Message = {
             "ms/sequence": top_k_indices(gradient, read_int(message, "k"), who=ctx.who),
             "ms/n_rows": len(ctx.data.train),
@@ -86,24 +87,13 @@ class PrivateAdaptiveClient(Classifier):
         """Sec. 5.7: θ ← θ − η · aggregate, after π^g has put the aggregate back into the order of the coordinates."""
         aggregate, ranking = read_tensor(message, "aggregate"), read_tensor(ctx.state, "ranking")
         step = join_important(aggregate[: len(ranking)], aggregate[len(ranking) :], ranking, len(aggregate))
-        ctx.state["flat"] = read_tensor(ctx.state, "flat") - self.lr * step
-        ctx.state |= with_prefix("buffers", _under("buffers", message))
-        del ctx.state["gradient"]
+        self.load_own(message, ctx.state)
+        self.load_flat(self.flat() - self.lr * step)
+        self.load_exchanged({**self.exchanged(), **_under("buffers", message)})
+        self.keep_own(ctx.state)
+        for name in [name for name in ctx.state if name in ("gradient", "ranking") or name.startswith("buffers/")]:
+            del ctx.state[name]
         return {}
-
-    # -- evaluation -----------------------------------------------------------------------------------------------
-
-    @action
-    def evaluate_own(self, message: Message, ctx: ClientContext) -> Message:
-        """Counts over one split's rows under the user's own model; the initial one if it never took part."""
-        self._load_own(message, ctx.state)
-        return self.scores(ctx.table(message))
-
-    @action
-    def assign_own(self, message: Message, ctx: ClientContext) -> Message:
-        """Predicted class of every row of one split under the user's own model."""
-        self._load_own(message, ctx.state)
-        return self.predictions(ctx.table(message))
 
     # -- the model as one vector ----------------------------------------------------------------------------------
 
@@ -125,12 +115,6 @@ class PrivateAdaptiveClient(Classifier):
         """A copy of the BatchNorm buffers, by name; they are exchanged without noise."""
         parameters = {name for name, _ in self.named_parameters()}
         return {name: value for name, value in self.snapshot().items() if name not in parameters}
-
-    def _load_own(self, message: Message, state: Message) -> None:
-        self.load_exchanged(_under("weights", message))
-        if "flat" in state:
-            self.load_flat(read_tensor(state, "flat"))
-            self.load_exchanged({**self.exchanged(), **_under("buffers", state)})
 
 
 def _under(prefix: str, message: Mapping[str, Value]) -> dict[str, torch.Tensor]:

@@ -48,7 +48,7 @@ class FedAvg(SupervisedAlgorithm):
             average.add(tensors_under("weights", reply), rows, name=f"client {client}")
             terms.add(reply, rows)
 
-        shared: Message = {**with_prefix("weights", state.weights), "epochs": self.round_epochs}
+        shared: Message = {**with_prefix("weights", state.weights), "epochs": 1 if server.quick else self.round_epochs}
         with server.stage("train"):
             server.ask("update", cohort, shared=shared, on_reply=fold)
         return FedAvgState(average.result()), terms.metrics()

@@ -33,6 +33,10 @@ class SupervisedAlgorithm(Algorithm):
     def own_model(self, state: State, client: int) -> Message:
         """One client's part of the model message."""
 
+    def metric_names(self, labels: bool) -> frozenset[str]:
+        """What `evaluate` gives on validation rows, and the training loss."""
+        return frozenset(f"val/{name}" for name in self.label_metrics) | {"train/loss"}
+
     def evaluate(self, state: State, server: Server, split: str) -> Metrics:
         """Mean, worst and pooled accuracy, macro-F1 and area under the ROC over the clients' rows of one split."""
         shared: dict[str, Value] = {**self.shared_model(state), "split": split}
