@@ -156,9 +156,9 @@ def cluster(
     if isinstance(clients, np.ndarray) or not isinstance(clients, Sequence):
         raise ValueError(f"clients must be a list with one array per client, not {type(clients).__name__}")
     smallest = min((len(rows) for rows in clients), default=0)
-    if smallest < n_clusters:
-        sizes = [len(rows) for rows in clients]
-        raise ValueError(f"every client needs at least n_clusters={n_clusters} rows; the clients have {sizes}")
+    for client, rows in enumerate(clients):
+        if len(rows) < n_clusters:
+            raise ValueError(f"client {client} has {len(rows)} rows, fewer than n_clusters={n_clusters}")
     # Validation rows choose the best round; where they would leave a client too few, the last round is taken.
     val_fraction = 0.1 if int(0.9 * smallest) >= n_clusters + 2 else 0.0
     data = FederatedDataModule(list(clients), seed=seed, test_fraction=0.0, val_fraction=val_fraction, scale=scale)

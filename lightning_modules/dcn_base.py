@@ -16,6 +16,7 @@ from fedclust.clustering.kmeans import KMeansResult, kmeans
 from fedclust.federation.batches import shuffled_batches
 from fedclust.federation.client import Batch, ClientModule, LocalFit, Terms
 from fedclust.federation.context import WorkContext
+from fedclust.random import seeded
 from lightning_modules.dcn_plan import LocalPlan, LossWeights
 from lightning_modules.networks import Normalization, mlp_decoder, mlp_encoder
 
@@ -98,8 +99,9 @@ class DCNBase(ClientModule):
         if self.input_dim is not None:
             raise ValueError(f"this module was built for rows of {self.input_dim} features, the data has {features}")
         self.input_dim = features
-        self.encoder = mlp_encoder(features, self.hidden_dims, self.latent_dim, self.normalization)
-        self.decoder = mlp_decoder(features, self.hidden_dims, self.latent_dim, self.normalization, self.output)
+        with seeded(features):  # layers draw when they are made: not from a generator that others are using
+            self.encoder = mlp_encoder(features, self.hidden_dims, self.latent_dim, self.normalization)
+            self.decoder = mlp_decoder(features, self.hidden_dims, self.latent_dim, self.normalization, self.output)
         self.hparams["input_dim"] = features
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

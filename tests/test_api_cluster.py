@@ -67,7 +67,7 @@ def test_cluster_takes_bytes_images_and_tensors(blob_arrays: Any) -> None:
             [np.random.default_rng(0).random((20, 4)), np.random.default_rng(1).random((3, 4))],
             4,
             {},
-            "client 1 has 3 training",
+            "client 1 has 3 rows",
         ),
         ([np.full((20, 4), np.nan)], 2, {}, "not finite"),
         ([np.random.default_rng(0).random((20, 4))], 0, {}, "n_clusters"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ from fedclust.report.recorder import RunRecorder
 from fedclust.report.rundir import RunDirectory, run_of_checkpoint
 from fedclust.report.selection import BestCheckpoint, LastCheckpoint, choose_monitor
 
+
+def _version() -> tuple[int, int]:
+    major, minor, *_ = version("jsonargparse").split(".")
+    return int(major), int(minor)
+
+
 # The CPU gives the same bits for the same seed and needs no search for devices; a GPU is asked for by name.
 TRAINER_DEFAULTS: dict[str, Any] = {
     "accelerator": "cpu",
@@ -37,6 +44,8 @@ _MORE_HELP = (
     "fedclust.FederatedDataModule."
 )
 _NOT_IN_CONFIG = ("config", "ckpt_path", "debug")
+# jsonargparse 4.49 renamed the argument.
+_KEEP_NULL = {"skip_unset" if _version() >= (4, 49) else "skip_none": False}
 # Stands for the run's directory, which does not exist yet when arguments are parsed.
 RUN_PLACEHOLDER = "{run}"
 _NEEDS_SAVE_DIR = ("CSVLogger", "TensorBoardLogger")
@@ -165,7 +174,7 @@ class FedclustCLI(LightningCLI):
         for name in _NOT_IN_CONFIG:
             config.pop(name, None)
         config["name"] = config["name"] or self.default_name
-        return str(self.parser.dump(config, skip_none=False, skip_validation=True))
+        return str(self.parser.dump(config, skip_validation=True, **_KEEP_NULL))
 
 
 def with_save_dir(arguments: Sequence[str]) -> list[str]:

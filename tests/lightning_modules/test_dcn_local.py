@@ -116,7 +116,7 @@ def test_stage_one_reveals_centres_spread_counts_decoder_and_sizes_only(
     ctx = context(table(rows(25)))
     reply = module.learn_locally(local_message(module, sampling=sampling), ctx)
     decoder = {f"decoder/{name}" for name in module.decoder_tensors()}
-    numbers = {"n_rows", "n_steps", "counts_fell_back", "n_populated", "n_neighbors"}
+    numbers = {"n_rows", "n_steps", "counts_fell_back", "outside_output", "n_populated", "n_neighbors"}
     assert reply.keys() == decoder | numbers | {"centers", "spread", "counts"}
     assert reply["centers"].shape == (3, 2)
     assert reply["spread"].shape == shape
