@@ -11,18 +11,13 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from fedclust.algorithms.fedavg import FedAvg
 from fedclust.algorithms.feddcn import FedDCN
-from fedclust.algorithms.local_only import LocalOnly
-from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
 from fedclust.federation.algorithm import Algorithm
 from fedclust.federation.client import ClientModule
 from fedclust.federation.loop import FederatedLoop
 from fedclust.federation.message import digest
 from fedclust.report.predictions import weights_only
-from lightning_modules.classifier import Classifier
 from lightning_modules.dcn import DCN
-from lightning_modules.pa_cfl import PrivateAdaptiveClient
 
 
 @dataclass(frozen=True)
@@ -48,23 +43,8 @@ def _dcn() -> DCN:
     return DCN(n_clusters=3, hidden_dims=[8], latent_dim=2, batch_size=8, lr=0.01)
 
 
-def _classifier() -> Classifier:
-    return Classifier("mlp", lr=0.1, batch_size=8)
-
-
-def _pa_cfl() -> PrivateAdaptiveCFL:
-    return PrivateAdaptiveCFL(round_epochs=1, top_k=0.02, similarity="index_overlap", noise="simulated", epsilon=100.0)
-
-
-def _user() -> PrivateAdaptiveClient:
-    return PrivateAdaptiveClient("mlp", lr=0.1, batch_size=8)
-
-
 METHODS = {
     "FedDCN": Method(_feddcn, _dcn),
-    "FedAvg": Method(FedAvg, _classifier),
-    "LocalOnly": Method(LocalOnly, _classifier),
-    "PrivateAdaptiveCFL": Method(_pa_cfl, _user),
 }
 
 

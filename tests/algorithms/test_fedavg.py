@@ -1,0 +1,98 @@
+"""The two supervised baselines, against an independent computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score, roc_auc_score
+
+from fedclust.algorithms.fedavg import FedAvg
+from fedclust.algorithms.local_only import LocalOnly
+from fedclust.federation.averaging import weighted_average
+from fedclust.federation.loop import FederatedLoop
+from fedclust.scores import accuracy, class_confusion, macro_f1, roc_auc, user_metrics
+from lightning_modules.classifier import Classifier
+
+
+def fit(algorithm: Any, data: Any, trainer: Any, rounds: int = 1) -> FederatedLoop:
+    loop = FederatedLoop(algorithm, Classifier("mlp", lr=0.1, batch_size=8))
+    trainer(rounds).fit(loop, datamodule=data)
+    return loop
+
+
+def own(loop: FederatedLoop, client: int) -> dict[str, torch.Tensor]:
+    state = loop.backend.states.get(client)
+    return {name.removeprefix("own/"): torch.as_tensor(v) for name, v in state.items() if name.startswith("own/")}
+
+
+def test_fedavg_is_the_average_of_what_clients_learn_alone(blobs: Any, trainer: Any) -> None:
+    together, alone = fit(FedAvg(), blobs(), trainer), fit(LocalOnly(), blobs(), trainer)
+    expected = weighted_average([own(alone, client) for client in range(3)], blobs().n_rows)
+    assert together.state.weights.keys() == expected.keys()
+    assert all(torch.equal(together.state.weights[name], expected[name]) for name in expected)
+
+
+def test_local_models_stay_with_the_clients(blobs: Any, trainer: Any) -> None:
+    loop = fit(LocalOnly(), blobs(), trainer, rounds=2)
+    sent = sum(both["up"] for action, both in loop.byte_counts().items() if action == "update_own")
+    assert sent == 2 * 3 * 3 * 8
+    assert not torch.equal(own(loop, 0)["network.1.weight"], own(loop, 1)["network.1.weight"])
+
+
+def test_blobs_are_learnt(blobs: Any, trainer: Any) -> None:
+    loop = fit(FedAvg(round_epochs=5), blobs(), trainer, rounds=3)
+    assert loop.latest["val/acc_mean"] == 1.0
+    assert loop.latest["val/auc"] == 1.0
+
+
+def test_labels_are_needed(blobs: Any, trainer: Any) -> None:
+    with pytest.raises(ValueError, match="Classifier needs labels"):
+        fit(FedAvg(), blobs(labels=False), trainer)
+
+
+def test_scores_equal_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    true, pred = torch.from_numpy(rng.integers(0, 4, 60)), torch.from_numpy(rng.integers(0, 4, 60))
+    confusion = class_confusion(true, pred, 5)
+    assert accuracy(confusion) == pytest.approx(float((true == pred).float().mean()))
+    assert macro_f1(confusion) == pytest.approx(f1_score(true, pred, average="macro"))
+    scores = torch.from_numpy(rng.dirichlet(np.ones(4), 60))
+    expected = roc_auc_score(true, scores, multi_class="ovr", average="macro")
+    assert roc_auc(true, scores) == pytest.approx(expected)
+
+
+def test_the_area_is_undefined_for_one_class_and_left_out() -> None:
+    assert roc_auc(torch.zeros(5, dtype=torch.int64), torch.full((5, 2), 0.5)) is None
+    both = torch.tensor([[1, 0], [1, 2]])
+    metrics = user_metrics(
+        [both, torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[1, 1], [0, 0]])], [0.9, None, None]
+    )
+    assert metrics == {
+        "acc_mean": pytest.approx(0.625),
+        "acc_worst": 0.5,
+        "acc_pooled": pytest.approx(4 / 6),
+        "f1_macro": pytest.approx((macro_f1(both) + 1 / 3) / 2),
+        "auc": 0.9,
+        "auc_users": 1.0,
+    }
+    with pytest.raises(ValueError, match="no client has a row"):
+        user_metrics([torch.zeros(2, 2, dtype=torch.int64)], [None])
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "parameters"), [("cnn", (1, 28, 28), 582_026), ("resnet10", (3, 32, 32), 4_910_922)]
+)
+def test_networks_have_the_papers_sizes(network: Any, shape: tuple[int, ...], parameters: int) -> None:
+    client = Classifier(network)
+    client.build(shape, 10)
+    assert sum(p.numel() for p in client.parameters()) == parameters
+    assert client(torch.rand(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("network", "shape"), [("cnn", (1, 8, 8)), ("resnet10", (1, 28, 28)), ("small_cnn", (64,))])
+def test_networks_refuse_rows_that_they_cannot_take(network: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="images"):
+        Classifier(network).build(shape, 10)
