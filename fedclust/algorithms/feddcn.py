@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -147,21 +148,19 @@ class FedDCN(ClusteringAlgorithm):
             nonlocal done
             done += 1
             server.progress(f"local DCN of client {client} ({done} of {len(server.clients)})")
-            self._note_local(server, client, reply, module.n_clusters)
+            names = ("n_populated", "n_neighbors", "counts_fell_back", "outside_output")
+            values = {f"local_{name.removeprefix('n_')}": read_number(reply, name) for name in names}
+            server.client_values.setdefault(client, {}).update(values)
             rows = allocate_rows(shares[client], read_tensor(reply, "counts"))
-            z = sample_latents(
-                read_tensor(reply, "centers"),
-                read_tensor(reply, "spread"),
-                rows,
-                covariance=self.covariance,
-                generator=rng,
-            )
+            centers, spread = read_tensor(reply, "centers"), read_tensor(reply, "spread")
+            z = sample_latents(centers, spread, rows, covariance=self.covariance, generator=rng)
             module.load_decoder(tensors_under("decoder", reply))
             parts.append(module.decode_rows(z))
 
         shared = {**with_prefix("weights", weights), **self._local_plan(server)}
         shared |= {"sampling": self.sampling, "counts": self.counts}
         server.ask("learn_locally", server.clients, shared=shared, on_reply=decode)
+        self._note_local(server, module.n_clusters)
         synthetic = torch.cat(parts)
         if len(synthetic) < self.n_synthetic:
             server.note(f"stage 1: {len(synthetic)} synthetic rows instead of {self.n_synthetic}, as clients failed")
@@ -279,16 +278,20 @@ class FedDCN(ClusteringAlgorithm):
         if umap:
             check_umap_size(rows, module.latent_dim, self.n_neighbors, who)
 
-    def _note_local(self, server: Server, client: int, reply: Message, n_clusters: int) -> None:
-        populated = read_number(reply, "n_populated")
-        values = {"local_populated": populated, "local_n_neighbors": read_number(reply, "n_neighbors")}
-        server.client_values.setdefault(client, {}).update(values)
-        if populated < n_clusters:
-            server.note(f"client {client}, stage 1: {populated:.0f} of {n_clusters} clusters populated")
-        if reply["outside_output"]:
+    def _note_local(self, server: Server, n_clusters: int) -> None:
+        """One sentence for each thing that went wrong in stage 1, with the clients it happened at."""
+
+        def clients(value: str, wrong: Callable[[float], bool]) -> str:
+            values = ((client, server.client_values.get(client, {}).get(value)) for client in server.clients)
+            found = [client for client, number in values if number is not None and wrong(number)]
+            return ", ".join(map(str, found[:10])) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+
+        if few := clients("local_populated", lambda number: number < n_clusters):
+            server.note(f"stage 1: fewer than {n_clusters} clusters populated at clients {few}; clients.csv has them")
+        if fell := clients("local_counts_fell_back", bool):
+            server.note(f"stage 1: no point lies within one σ of a centre at clients {fell}; assigned counts were used")
+        if outside := clients("local_outside_output", bool):
             server.note(
-                "some clients hold values outside [0, 1], which a network that ends in a sigmoid cannot reproduce: use "
-                'DCN(output="linear") or scale="minmax"'
+                f"values outside [0, 1] at clients {outside}: a network that ends in a sigmoid cannot reproduce them; "
+                'use DCN(output="linear") or scale="minmax"'
             )
-        if reply["counts_fell_back"]:
-            server.note(f"client {client}, stage 1: no point lies within one σ of a centre; assigned counts were used")

@@ -183,7 +183,7 @@ def test_a_client_without_points_within_sigma_falls_back_and_says_so(run: Any, a
     data = FederatedDataModule([x, other], seed=0, val_fraction=0.0, test_fraction=0.0)
     loop = run(algorithm={"counts": "within_sigma", "sampling": "isotropic"}, client={"n_clusters": 2}, data=data)
     notes = [note for note in loop.notes if "within one σ" in note]
-    assert notes == ["client 0, stage 1: no point lies within one σ of a centre; assigned counts were used"]
+    assert notes == ["stage 1: no point lies within one σ of a centre at clients 0; assigned counts were used"]
     replies = asked[0][2]
     assert (replies[0]["counts_fell_back"], replies[1]["counts_fell_back"]) == (True, False)
     assert sorted(replies[0]["counts"].tolist()) == [10, 10]
@@ -196,7 +196,8 @@ def test_a_client_of_two_distinct_rows_is_reported_and_trains_on(run: Any, blob_
         [x for x, _ in blob_arrays((30, 30))] + [two], seed=0, val_fraction=0.2, test_fraction=0.2
     )
     loop = run(2, client={"n_clusters": 4}, data=data)
-    assert "client 2, stage 1: 2 of 4 clusters populated" in loop.notes
+    assert "stage 1: fewer than 4 clusters populated at clients 2; clients.csv has them" in loop.notes
+    assert loop.server.client_values[2]["local_populated"] == 2
     assert loop.server.client_values[2]["local_populated"] == 2
     flat = loop.state.to_flat()
     assert all(torch.isfinite(value).all() for value in flat.values() if value.is_floating_point())
