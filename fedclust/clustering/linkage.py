@@ -11,6 +11,8 @@ from scipy.cluster.hierarchy import linkage as scipy_linkage
 from scipy.spatial.distance import squareform
 from sklearn.metrics import silhouette_score
 
+from fedclust.clustering.trees import by_first
+
 Labels = NDArray[np.int64]
 
 
@@ -35,7 +37,7 @@ def linkage_clusters(distances: Any) -> Labels:
         score = silhouette(matrix, labels)
         if score is not None and score > best:
             best, chosen = score, labels
-    return _by_first(chosen)
+    return by_first(chosen)
 
 
 def silhouette(distances: Any, labels: Any) -> float | None:
@@ -53,8 +55,3 @@ def separation(distances: Any, labels: Any) -> float | None:
     if same.all():
         return None
     return float(matrix[~same].min() - matrix[same].max())
-
-
-def _by_first(labels: Any) -> Labels:
-    numbers: dict[int, int] = {}
-    return np.array([numbers.setdefault(int(label), len(numbers)) for label in labels], dtype=np.int64)

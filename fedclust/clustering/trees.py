@@ -125,7 +125,7 @@ def adaptive_clusters(distances: Any, ids: Sequence[Hashable] | None = None) -> 
         cuts.attempt(a, b, weight)
     components = np.empty(len(matrix), np.int64)
     components[order] = cuts.labels
-    labels = _by_first(components)
+    labels = by_first(components)
     clusters: list[list[Any]] = [[] for _ in range(int(labels.max()) + 1)]
     for name, label in zip(names, labels):
         clusters[label].append(name)
@@ -234,7 +234,7 @@ def _tree(matrix: Matrix) -> list[tuple[float, int, int]]:
     return sorted(edges)
 
 
-def _by_first(labels: Labels) -> Labels:
+def by_first(labels: Labels) -> Labels:
     """The labels renumbered in the order in which they appear."""
     _, first, which = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[which.ravel()].astype(np.int64)
