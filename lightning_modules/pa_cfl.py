@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from fedclust.federation.client import action
 from fedclust.federation.context import ClientContext
-from fedclust.federation.message import Message, Value, read_int, read_number, read_tensor, with_prefix
+from fedclust.federation.message import Message, any_tensors_under, read_int, read_number, read_tensor, with_prefix
 from fedclust.privacy.clipping import l2_norm
 from fedclust.privacy.importance import join_important, split_important, top_k_indices
 from fedclust.privacy.laplace import randomise
@@ -75,7 +73,7 @@ class PrivateAdaptiveClient(Classifier):
         """
         important, less = split_important(read_tensor(ctx.state, "gradient"), read_tensor(ctx.state, "ranking"))
         reply: Message = {"as/important": important, "as/n_rows": len(ctx.data.train)}
-        reply |= with_prefix("as/buffers", _under("buffers", ctx.state))
+        reply |= with_prefix("as/buffers", any_tensors_under("buffers", ctx.state))
         if not message["private"]:
             return {**reply, "as/less": less}
         source = random_source(str(message["noise"]), ctx.seed, ctx.round, ctx.id, "laplace")
@@ -89,7 +87,7 @@ class PrivateAdaptiveClient(Classifier):
         step = join_important(aggregate[: len(ranking)], aggregate[len(ranking) :], ranking, len(aggregate))
         self.load_own(message, ctx.state)
         self.load_flat(self.flat() - self.lr * step)
-        self.load_exchanged({**self.exchanged(), **_under("buffers", message)})
+        self.load_exchanged({**self.exchanged(), **any_tensors_under("buffers", message)})
         self.keep_own(ctx.state)
         for name in [name for name in ctx.state if name in ("gradient", "ranking") or name.startswith("buffers/")]:
             del ctx.state[name]
@@ -115,13 +113,3 @@ class PrivateAdaptiveClient(Classifier):
         """A copy of the BatchNorm buffers, by name; they are exchanged without noise."""
         parameters = {name for name, _ in self.named_parameters()}
         return {name: value for name, value in self.snapshot().items() if name not in parameters}
-
-
-def _under(prefix: str, message: Mapping[str, Value]) -> dict[str, torch.Tensor]:
-    """The tensors under a prefix, which may be none."""
-    start = f"{prefix}/"
-    return {
-        name.removeprefix(start): value
-        for name, value in message.items()
-        if name.startswith(start) and isinstance(value, torch.Tensor)
-    }

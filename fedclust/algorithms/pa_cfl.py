@@ -16,7 +16,7 @@ from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRIC
 from fedclust.algorithms.supervised import SupervisedAlgorithm
 from fedclust.checks import choice, fraction, positive, positive_int
 from fedclust.federation.algorithm import Metrics, Server, State
-from fedclust.federation.client import ClientModule
+from fedclust.federation.client import ClientModule, parameter_count
 from fedclust.federation.message import Message, with_prefix
 from fedclust.privacy.importance import count_of
 from fedclust.privacy.ledger import Ledger
@@ -153,5 +153,4 @@ class PrivateAdaptiveCFL(SupervisedAlgorithm):
         return module
 
     def _k(self, server: Server) -> int:
-        d = sum(p.numel() for p in server.module.parameters() if p.requires_grad)
-        return count_of(self.top_k, d)
+        return count_of(self.top_k, parameter_count(server.module))

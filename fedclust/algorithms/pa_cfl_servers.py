@@ -15,7 +15,7 @@ from fedclust.clustering.gradients import gradient_distances
 from fedclust.clustering.linkage import linkage_clusters
 from fedclust.clustering.spherical import SphericalClusters, cosine, reassign, softmax_means, weighted_means
 from fedclust.clustering.trees import AdaptiveClusters, adaptive_clusters
-from fedclust.federation.message import Message, Value, message_bytes, read_number, read_tensor
+from fedclust.federation.message import Message, Value, any_tensors_under, message_bytes, read_number, read_tensor
 from fedclust.privacy.clipping import median_norm
 from fedclust.privacy.importance import global_ranking
 from fedclust.privacy.randomness import RandomSource
@@ -129,10 +129,7 @@ class AggregationServer:
         """Takes one user's message."""
         self.important[client] = read_tensor(message, "important")
         self.sizes[client] = read_number(message, "n_rows")
-        start = "buffers/"
-        self.buffers[client] = {
-            name.removeprefix(start): read_tensor(message, name) for name in message if name.startswith(start)
-        }
+        self.buffers[client] = any_tensors_under("buffers", message)
         if "less" in message:
             self.less[client] = read_tensor(message, "less")
 

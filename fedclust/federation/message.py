@@ -142,15 +142,20 @@ def tensors_under(prefix: str, message: Mapping[str, Value]) -> dict[str, torch.
     Raises:
         KeyError: If there is none.
     """
+    found = any_tensors_under(prefix, message)
+    if not found:
+        raise KeyError(f"the message holds no tensors under {prefix + '/'!r}; it has {sorted(message)[:8]}")
+    return found
+
+
+def any_tensors_under(prefix: str, message: Mapping[str, Value]) -> dict[str, torch.Tensor]:
+    """The tensors whose names start with `prefix/`, without it; there may be none."""
     start = f"{prefix}/"
-    found = {
+    return {
         name[len(start) :]: value
         for name, value in message.items()
         if name.startswith(start) and isinstance(value, torch.Tensor)
     }
-    if not found:
-        raise KeyError(f"the message holds no tensors under {start!r}; it has {sorted(message)[:8]}")
-    return found
 
 
 def read_tensor(message: Mapping[str, Value], name: str) -> torch.Tensor:
