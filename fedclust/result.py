@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclust.data.tables import Scaling, Table
+from fedclust.data.inputs import Inputs
+from fedclust.data.tables import Scaling
 from fedclust.federation.algorithm import Algorithm, State
 from fedclust.federation.checkpoint import FORMAT, KEY
 from fedclust.federation.client import ClientModule
+from fedclust.federation.context import ClientContext, make_fabric
+from fedclust.federation.message import unpack
 
 _EXTRAS = "result"
 _OWN_PACKAGES = ("fedclust", "lightning_modules")
@@ -36,6 +39,7 @@ class Result:
         notes: Sentences worth reading: unpopulated clusters, empty clients, a collapsed clustering.
         summary: What summary.json of the run holds.
         state: The algorithm's state.
+        algorithm: The method's class.
         module: The client module with the state's model.
         entry: The run's checkpoint entry, from which `save` writes.
     """
@@ -45,6 +49,7 @@ class Result:
     notes: list[str]
     summary: dict[str, Any] = field(repr=False)
     state: State = field(repr=False)
+    algorithm: type[Algorithm] = field(repr=False)
     module: ClientModule = field(repr=False)
     entry: dict[str, Any] = field(repr=False)
 
@@ -53,30 +58,82 @@ class Result:
         """Whether the clustering is degenerate: one cluster holds nearly all rows, or the latents are constant."""
         return any(name.endswith("/collapsed") and value for name, value in self.metrics.items())
 
-    def predict(self, x: Any) -> np.ndarray[Any, Any]:
-        """Cluster of every row.
+    @property
+    def assignments(self) -> dict[int, int]:
+        """Client id → the cluster of the client's group, for the clients that have one.
+
+        Raises:
+            ValueError: If the method does not group clients.
+        """
+        found = self.algorithm.assignments(self.state)
+        if found is None:
+            raise ValueError(f"{self.algorithm.__name__} clusters rows, or nothing: it does not group clients")
+        return found
+
+    def assign(self, new_client: Any) -> int:
+        """The cluster of a client that was not there; how it is found, the method's documentation says.
+
+        Args:
+            new_client: The client's rows as for `predict`, a pair (rows, labels), a `Table`, or a `ClientData`.
+
+        Raises:
+            ValueError: If the method does not group clients, needs labels, or the rows do not fit.
+        """
+        data = self._inputs().client(new_client)
+        fabric = make_fabric(torch.device("cpu"), "32-true")
+        ctx = ClientContext("the new client", 1, self.entry["seed"], fabric, data=data)
+        return self.algorithm.assign_client(self.state, self._new_module(), ctx)
+
+    def module_of(self, client: int) -> ClientModule:
+        """A module with the model that one client uses: its own where the method keeps one, else the same for all.
+
+        Raises:
+            ValueError: If there is no such client.
+        """
+        known = range(self.entry["n_clients"])
+        if client not in known:
+            raise ValueError(f"there is no client {client!r}; ids are 0..{len(known) - 1}")
+        own = self.entry["clients"].get(client)
+        state = {} if own is None else unpack(own)
+        module = self.algorithm.module_for_client(self.state, self._new_module(), client, state)
+        module.eval()
+        return module
+
+    def predict(self, x: Any, client: int | None = None) -> np.ndarray[Any, Any]:
+        """Cluster of every row, or its class where the method learns classes.
 
         Args:
             x: Rows as the data source had them, (n, *input_shape) or flat (n, features): uint8 is divided by 255, a
                 fitted scaling ("minmax", "standard") is applied, all else is taken as it is. Or a `Table` of a data
                 module, such as `data.test`, whose rows are scaled already.
+            client: Whose model to use; needed where each client or cluster has a model of its own.
 
         Returns:
             (n,) int64.
 
         Raises:
-            ValueError: For another number of features, or values that are not finite.
+            ValueError: For another number of features, values that are not finite, an unknown client, or none where
+                one is needed.
         """
-        return self._assignments(x)[0].numpy()
+        return self._assignments(x, client)[0].numpy()
 
-    def distances(self, x: Any) -> np.ndarray[Any, Any]:
-        """Euclidean distance in the latent space of every row to its cluster's centre, (n,) float32."""
-        return self._assignments(x)[1].numpy()
+    def distances(self, x: Any, client: int | None = None) -> np.ndarray[Any, Any]:
+        """Distance of every row to its cluster's centre in the latent space, (n,) float32.
+
+        Where the method learns classes: one minus the predicted class's probability.
+        """
+        return self._assignments(x, client)[1].numpy()
 
     def transform(self, x: Any) -> np.ndarray[Any, Any]:
-        """Latents of every row, (n, latent_dim) float32."""
+        """Latents of every row, (n, latent_dim) float32.
+
+        Raises:
+            ValueError: If the model has no latent space, or the rows do not fit.
+        """
         module: Any = self.module
-        return np.asarray(module.latents(self._rows(x)).cpu().numpy())
+        if not hasattr(module, "latents"):
+            raise ValueError(f"{type(module).__name__} has no latent space")
+        return np.asarray(module.latents(self._inputs().rows(x)).cpu().numpy())
 
     def save(self, path: str | Path) -> Path:
         """Writes the result to one file that `fedclust.load` reads; returns its path."""
@@ -90,32 +147,25 @@ class Result:
         torch.save({KEY: self.entry, _EXTRAS: extras}, path)
         return path
 
-    def _assignments(self, x: Any) -> tuple[Tensor, Tensor]:
-        module: Any = self.module
-        labels, distances = module.assignments(self._rows(x))
-        return labels, distances
+    def _inputs(self) -> Inputs:
+        saved = self.entry["scaling"]
+        scaling = None if saved is None else Scaling(saved["shift"].numpy(), saved["width"].numpy())
+        return Inputs(tuple(self.entry["input_shape"]), self.entry["n_classes"], scaling)
 
-    def _rows(self, x: Any) -> Tensor:
-        if isinstance(x, Table):
-            return x.x
-        values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-        shape = tuple(self.entry["input_shape"])
-        features = int(np.prod(shape))
-        same = values.shape[1:] == (features,) or _without_ones(values.shape[1:]) == _without_ones(shape)
-        if values.ndim < 2 or not same:
-            wanted = f"(n, {', '.join(map(str, shape))})" + (f" or (n, {features})" if len(shape) > 1 else "")
-            raise ValueError(f"x must have shape {wanted}, not {values.shape}")
-        values = values.reshape(len(values), *shape)
-        scaling = self.entry["scaling"]
-        if scaling is not None:
-            values = Scaling(scaling["shift"].numpy(), scaling["width"].numpy()).apply(values)
-        elif values.dtype == np.uint8:
-            values = np.divide(values, 255, dtype=np.float32)
-        values = np.ascontiguousarray(values, dtype=np.float32)
-        bad = ~np.isfinite(values.reshape(len(values), features)).all(axis=1)
-        if bad.any():
-            raise ValueError(f"{int(bad.sum())} rows of x hold NaN or infinite values, first row {int(bad.argmax())}")
-        return torch.from_numpy(values)
+    def _new_module(self) -> ClientModule:
+        module = type(self.module)(**self.entry["client_args"])
+        module.build(tuple(self.entry["input_shape"]), self.entry["n_classes"])
+        return module
+
+    def _assignments(self, x: Any, client: int | None) -> tuple[Tensor, Tensor]:
+        if client is None and self.algorithm.personal:
+            raise ValueError(
+                f"with {self.algorithm.__name__} each client has a model of its own: say whose to use, client=0 … "
+                f"{self.entry['n_clients'] - 1}"
+            )
+        module: Any = self.module if client is None else self.module_of(client)
+        labels, distances = module.assignments(self._inputs().rows(x))
+        return labels, distances
 
 
 def load(path: str | Path) -> Result:
@@ -165,12 +215,8 @@ def result_from(
     module.eval()
     return Result(
         metrics=dict(extras["metrics"]), history=list(extras["history"]), notes=list(extras["notes"]),
-        summary=dict(extras["summary"]), state=state, module=module, entry=entry,
+        summary=dict(extras["summary"]), state=state, algorithm=algorithm, module=module, entry=entry,
     )  # fmt: skip
-
-
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(length for length in shape if length != 1)
 
 
 def _checkpoint_in(path: Path) -> Path:

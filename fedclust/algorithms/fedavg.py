@@ -58,10 +58,6 @@ class FedAvg(SupervisedAlgorithm):
         assert isinstance(state, FedAvgState)
         return {**with_prefix("weights", state.weights)}
 
-    def own_model(self, state: State, client: int) -> Message:
-        """Nothing: the model is the same for all."""
-        return {}
-
     @classmethod
     def module_for(cls, state: State, module: ClientModule) -> ClientModule:
         """The global model."""

@@ -6,6 +6,7 @@ The class is `PrivateAdaptiveCFL`, because PACFL is another method's name (princ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean
 from typing import ClassVar, Literal
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from fedclust.algorithms.pa_cfl_round import Round
 from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRICS, Observer
-from fedclust.algorithms.supervised import SupervisedAlgorithm
+from fedclust.algorithms.supervised import OwnModelAlgorithm, OwnModelState
 from fedclust.checks import choice, fraction, positive, positive_int
+from fedclust.clustering.distances import pairwise
 from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.client import ClientModule, parameter_count
-from fedclust.federation.message import Message, with_prefix
+from fedclust.federation.context import ClientContext
+from fedclust.federation.message import Message, read_tensor, with_prefix
 from fedclust.privacy.importance import count_of
 from fedclust.privacy.ledger import Ledger
 
@@ -27,25 +30,29 @@ Similarity = Literal[
 
 
 @dataclass
-class PrivateAdaptiveState(State):
+class PrivateAdaptiveState(OwnModelState):
     """What the servers know between rounds.
 
     Attributes:
-        initial: The weights that every user started from.
         first_sequences: (N, k) each user's sequence at its first round, all taken at the initial weights; −1 unseen.
         pre_clusters: (N,) pre-cluster of each user when it last took part; −1 for a user never seen.
         clusters: (N,) final cluster, likewise.
         ledger: What the privacy ledger recorded.
+        similarity: How sequences are compared; with `radius` and `round_epochs`, for clients that come later.
+        radius: Radius of FastDTW.
+        round_epochs: Local epochs of a round.
     """
 
-    initial: dict[str, Tensor]
     first_sequences: Tensor
     pre_clusters: Tensor
     clusters: Tensor
     ledger: dict[str, Tensor]
+    similarity: str
+    radius: int
+    round_epochs: int
 
 
-class PrivateAdaptiveCFL(SupervisedAlgorithm):
+class PrivateAdaptiveCFL(OwnModelAlgorithm):
     """Groups users by the coordinates that their gradients move most, and aggregates inside the groups (Sec. 5).
 
     Every user has a model of its own. The formal guarantee covers the less important coordinates only: sequences,
@@ -76,8 +83,6 @@ class PrivateAdaptiveCFL(SupervisedAlgorithm):
     """
 
     state_class: ClassVar[type[State]] = PrivateAdaptiveState
-    evaluate_action: ClassVar[str] = "evaluate_own"
-    assign_action: ClassVar[str] = "assign_own"
 
     def __init__(
         self,
@@ -117,7 +122,14 @@ class PrivateAdaptiveCFL(SupervisedAlgorithm):
         users, k = server.backend.data.n_clients, self._k(server)
         nobody = torch.full((users,), -1)
         return PrivateAdaptiveState(
-            server.module.snapshot(), torch.full((users, k), -1), nobody, nobody.clone(), Ledger(self.delta).state()
+            initial=server.module.snapshot(),
+            first_sequences=torch.full((users, k), -1),
+            pre_clusters=nobody,
+            clusters=nobody.clone(),
+            ledger=Ledger(self.delta).state(),
+            similarity=self.similarity,
+            radius=self.radius,
+            round_epochs=self.round_epochs,
         )
 
     # -- one round ------------------------------------------------------------------------------------------------
@@ -136,21 +148,42 @@ class PrivateAdaptiveCFL(SupervisedAlgorithm):
             metrics |= current.aggregate()
         return current.next_state(), metrics
 
-    def shared_model(self, state: State) -> Message:
-        """The initial weights, for users that never took part."""
-        assert isinstance(state, PrivateAdaptiveState)
-        return {**with_prefix("weights", state.initial)}
-
-    def own_model(self, state: State, client: int) -> Message:
-        """Nothing: a user keeps its model."""
-        return {}
+    # -- after the run --------------------------------------------------------------------------------------------
 
     @classmethod
-    def module_for(cls, state: State, module: ClientModule) -> ClientModule:
-        """The initial model: users' models never reach a server, so the state holds no other."""
+    def assignments(cls, state: State) -> dict[int, int]:
+        """User → final cluster of the last round in which it took part."""
         assert isinstance(state, PrivateAdaptiveState)
-        module.load_exchanged(state.initial)
-        return module
+        return {user: cluster for user, cluster in enumerate(state.clusters.tolist()) if cluster >= 0}
+
+    @classmethod
+    def assign_client(cls, state: State, module: ClientModule, ctx: ClientContext) -> int:
+        """The cluster whose users' first sequences are nearest on average to the new user's (ours; not in the paper).
+
+        All these sequences were taken at the initial weights, so they compare. The new user trains one round there and
+        reveals its sequence, as every user does. Where the run compared gradients, of which no server keeps any, the
+        overlap of the index sets is taken. Ties go to the lower cluster.
+
+        Raises:
+            ValueError: Before the first round.
+        """
+        assert isinstance(state, PrivateAdaptiveState)
+        clusters = cls.assignments(state)
+        if not clusters:
+            raise ValueError("no user has a cluster yet: run at least one round first")
+        message: Message = {
+            **with_prefix("weights", state.initial),
+            "epochs": state.round_epochs,
+            "k": state.first_sequences.shape[1],
+            "reveal_gradient": False,
+        }
+        own = read_tensor(module.act("describe", message, ctx), "ms/sequence")
+        metric = state.similarity if state.similarity in SEQUENCE_METRICS else "index_overlap"
+        distances: dict[int, list[float]] = {}
+        for user, cluster in clusters.items():
+            pair = [own.numpy(), state.first_sequences[user].numpy()]
+            distances.setdefault(cluster, []).append(pairwise(pair, metric, radius=state.radius)[0, 1])
+        return min(sorted(distances), key=lambda cluster: mean(distances[cluster]))
 
     def _k(self, server: Server) -> int:
         return count_of(self.top_k, parameter_count(server.module))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -166,7 +167,21 @@ class Round:
         for user in self.users:
             members.setdefault(groups[user], []).append(user)
         self.ledger.record(members.values(), d2, self.settings.epsilon, self.ms.bound())
+        self._explain(d2)
         return {f"less/{user}": values for user, values in mixed.items()}
+
+    def _explain(self, d2: int) -> None:
+        """Says what the ledger's figures cover, and how large the noise is: b = 2Φ/ε₀ and a norm of b·√(2·d₂)."""
+        self.server.note(
+            "the privacy figures cover the less important coordinates only: sequences, norms, important values and "
+            "BatchNorm buffers carry no differential privacy"
+        )
+        ratio = 2 * math.sqrt(2 * d2) / self.settings.epsilon
+        if ratio > 1:
+            self.server.note(
+                f"at ε₀ = {self.settings.epsilon:g} the noise of a user has about {ratio:.3g} times the norm of what it "
+                "hides: expect little or no learning; see docs/pa_cfl.md"
+            )
 
     def _final_clusters(self, vectors: Tensor) -> SphericalClusters:
         if self._clusters_again():

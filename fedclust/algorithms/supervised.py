@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, cast
 
 from torch import Tensor
 
 from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
-from fedclust.federation.message import Message, Value, read_number, read_tensor
+from fedclust.federation.client import ClientModule
+from fedclust.federation.message import Message, Value, read_number, read_tensor, with_prefix
 from fedclust.scores import accuracy, user_metrics
 
 
@@ -29,9 +32,9 @@ class SupervisedAlgorithm(Algorithm):
     def shared_model(self, state: State) -> Message:
         """The part of the model message that is the same for all clients."""
 
-    @abstractmethod
     def own_model(self, state: State, client: int) -> Message:
-        """One client's part of the model message."""
+        """One client's part of the model message; empty where the model is one for all or stays with the client."""
+        return {}
 
     def metric_names(self, labels: bool) -> frozenset[str]:
         """What `evaluate` gives on validation rows, and the training loss."""
@@ -59,3 +62,54 @@ class SupervisedAlgorithm(Algorithm):
         """Predicted class of every row of one client's split."""
         shared: dict[str, Value] = {**self.shared_model(state), "split": split}
         return server.ask(self.assign_action, {client: self.own_model(state, client)}, shared=shared)[client]
+
+
+class KeepsOwnModel(Protocol):
+    """A client module that keeps a model of the client's own; `lightning_modules.Classifier` does."""
+
+    def load_own(self, message: Mapping[str, Value], state: Mapping[str, Value]) -> None:
+        """Loads the client's own model from its state, or the initial weights of the message if it has none yet."""
+
+
+@dataclass
+class OwnModelState(State):
+    """What the server knows where every client keeps a model of its own.
+
+    Attributes:
+        initial: The weights that every client starts from.
+    """
+
+    initial: dict[str, Tensor]
+
+
+class OwnModelAlgorithm(SupervisedAlgorithm):
+    """Every client keeps a model of its own, which starts from the initial weights and never reaches a server."""
+
+    state_class: ClassVar[type[State]] = OwnModelState
+    personal: ClassVar[bool] = True
+    evaluate_action: ClassVar[str] = "evaluate_own"
+    assign_action: ClassVar[str] = "assign_own"
+
+    def shared_model(self, state: State) -> Message:
+        """The initial weights, for clients that have not taken part yet."""
+        return _initial(state)
+
+    @classmethod
+    def module_for(cls, state: State, module: ClientModule) -> ClientModule:
+        """The initial model: the state holds no other."""
+        assert isinstance(state, OwnModelState)
+        module.load_exchanged(state.initial)
+        return module
+
+    @classmethod
+    def module_for_client(
+        cls, state: State, module: ClientModule, client: int, own: Mapping[str, Value]
+    ) -> ClientModule:
+        """The client's own model, out of its own state."""
+        cast(KeepsOwnModel, module).load_own(_initial(state), own)
+        return module
+
+
+def _initial(state: State) -> Message:
+    assert isinstance(state, OwnModelState)
+    return {**with_prefix("weights", state.initial)}

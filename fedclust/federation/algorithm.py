@@ -14,7 +14,7 @@ import torch
 
 from fedclust.federation.backend import Backend, OnReply
 from fedclust.federation.client import ClientModule
-from fedclust.federation.context import WorkContext
+from fedclust.federation.context import ClientContext, WorkContext
 from fedclust.federation.message import Message, Value, tensors_under, with_prefix
 
 Metrics = dict[str, float]
@@ -126,11 +126,13 @@ class Algorithm(ABC):
         state_class: The dataclass of its state.
         default_monitor: Metric and mode for early stopping and the best checkpoint, without labels where it can be.
         label_metrics: Names (without the split) of metrics that need labels.
+        personal: Whether clients use different models, so that predicting needs to know whose.
     """
 
     state_class: ClassVar[type[State]]
     default_monitor: ClassVar[tuple[str, str]]
     label_metrics: ClassVar[frozenset[str]] = frozenset({"acc", "nmi", "ari"})
+    personal: ClassVar[bool] = False
 
     def check(self, server: Server) -> None:  # noqa: B027 (a method that can work with any data needs none)
         """Raises ValueError, naming the client or the field, for what cannot work; runs before any training."""
@@ -155,6 +157,39 @@ class Algorithm(ABC):
     @abstractmethod
     def module_for(cls, state: State, module: ClientModule) -> ClientModule:
         """Loads the state's model into `module` for prediction on new rows, and returns it."""
+
+    @classmethod
+    def module_for_client(
+        cls, state: State, module: ClientModule, client: int, own: Mapping[str, Value]
+    ) -> ClientModule:
+        """Loads the model that one client uses, and returns the module; here the state's, the same for all.
+
+        Args:
+            state: The state.
+            module: Of the clients' class, built.
+            client: The client's id.
+            own: The client's own state between rounds, as a checkpoint holds it.
+        """
+        return cls.module_for(state, module)
+
+    @classmethod
+    def assignments(cls, state: State) -> dict[int, int] | None:
+        """Client id → cluster, for the clients that have one; None for a method that does not group clients."""
+        return None
+
+    @classmethod
+    def assign_client(cls, state: State, module: ClientModule, ctx: ClientContext) -> int:
+        """The cluster of a client that was not there.
+
+        Args:
+            state: The state.
+            module: Of the clients' class, built.
+            ctx: The new client's rows and generators.
+
+        Raises:
+            ValueError: If the method does not group clients.
+        """
+        raise ValueError(f"{cls.__name__} does not group clients")
 
     def metric_names(self, labels: bool) -> frozenset[str]:
         """Names that can be monitored, so that a misspelt monitor is refused before training; empty if not known.

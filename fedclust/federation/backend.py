@@ -202,7 +202,7 @@ def run_client(backend: Backend, client: int, actions: list[str], message: Messa
             state=state,
         )
         for current in actions:
-            reply = getattr(backend.module, current)(message, ctx)
+            reply = backend.module.act(current, message, ctx)
             # Copied, because the next client's work may change what a reply refers to on the resident module.
             outcome.replies[current] = copied(check_message(reply, f"{ctx.who}, action {current!r}"))
         outcome.state = check_message(ctx.state, f"{ctx.who}, state")

@@ -34,6 +34,7 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
         "seed": loop.resolved_seed,
         "partition": partition_fingerprint(loop.backend.data),
         "state": loop.state.to_flat(),
+        "n_clients": loop.backend.data.n_clients,
         "clients": loop.backend.states.export(),
         "traffic": loop.backend.traffic.export(),
         "seconds": dict(loop.seconds),

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedclust.federation.context import WorkContext
+from fedclust.federation.context import ClientContext, WorkContext
 from fedclust.federation.errors import NonFiniteLossError
+from fedclust.federation.message import Message
 from fedclust.random import seed_for, seeded
 
 Batch = Mapping[str, torch.Tensor]
@@ -133,6 +134,17 @@ class ClientModule(pl.LightningModule):
     def actions(cls) -> list[str]:
         """Names of the methods that the server may ask for."""
         return sorted(name for name in dir(cls) if getattr(getattr(cls, name, None), "__fedclust_action__", False))
+
+    def act(self, action: str, message: Message, ctx: ClientContext) -> Message:
+        """Runs one action by its name.
+
+        Raises:
+            ValueError: If there is no such action; names those that there are.
+        """
+        if not getattr(getattr(type(self), action, None), "__fedclust_action__", False):
+            raise ValueError(f"{type(self).__name__} has no action {[action]}; it has {self.actions()}")
+        reply: Message = getattr(self, action)(message, ctx)
+        return reply
 
     # -- local training -----------------------------------------------------------------------------------------
 

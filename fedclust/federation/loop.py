@@ -94,12 +94,17 @@ class FederatedLoop(pl.LightningModule):
         return self.backend.traffic.counts()
 
     def client_rows(self) -> list[dict[str, Any]]:
-        """One row per client: sizes and the values that its replies reported."""
+        """One row per client: sizes, planted group and cluster where known, and what its replies reported."""
+        clusters = {} if self._state is None else self.algorithm.assignments(self._state) or {}
+        planted = self.server.planted or {}
         rows = []
         for client in range(self.backend.data.n_clients):
             data = self.backend.data.client(client)
             sizes = {split: len(getattr(data, split)) for split in SPLITS}
-            rows.append({"client": client, **sizes, **self.server.client_values.get(client, {})})
+            groups = {
+                name: known[client] for name, known in (("group", planted), ("cluster", clusters)) if client in known
+            }
+            rows.append({"client": client, **sizes, **groups, **self.server.client_values.get(client, {})})
         return rows
 
     # -- setting up ---------------------------------------------------------------------------------------------
@@ -160,6 +165,7 @@ class FederatedLoop(pl.LightningModule):
         with self._round(0):
             self.client.initialize(self.resolved_seed)
             self._state = self.algorithm.start(self.server)
+        self.backend.traffic.since_mark()
         self._save_start()
 
     # -- rounds -------------------------------------------------------------------------------------------------
@@ -177,18 +183,21 @@ class FederatedLoop(pl.LightningModule):
         return Steps([(client, split) for split in SPLITS for client in self.server.clients])
 
     def training_step(self, cohort: list[int], batch_idx: int) -> None:
-        """One round."""
+        """One round.
+
+        Its bytes are those since the round before ended: models that went out to be validated need not go out again.
+        """
         start = time.perf_counter()
-        failures, before = len(self.backend.failures), self._bytes()
+        failures = len(self.backend.failures)
         with self._round(self.current_epoch + 1):
             self._state, metrics = self.algorithm.round(self.state, cohort, self.server)
-        up, down = (now - then for now, then in zip(self._bytes(), before, strict=True))
+        moved = self.backend.traffic.since_mark()
         metrics = {
             **metrics,
             "clients/asked": float(len(cohort)),
             "clients/failed": float(len(self.backend.failures) - failures),
-            "bytes/up": float(up),
-            "bytes/down": float(down),
+            "bytes/up": float(moved["up"]),
+            "bytes/down": float(moved["down"]),
             "seconds/round": time.perf_counter() - start,
         }
         self._log(metrics)
@@ -251,10 +260,6 @@ class FederatedLoop(pl.LightningModule):
         self.latest.update(metrics)
         values = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
-
-    def _bytes(self) -> tuple[int, int]:
-        traffic = self.backend.traffic
-        return traffic.total("up"), traffic.total("down")
 
     def _note_empty(self, n_clients: int) -> None:
         empty = [client for client in range(n_clients) if client not in self.server.sizes]

@@ -69,6 +69,7 @@ class Traffic:
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
         self._held: dict[int, dict[str, bytes]] = {}
+        self._marked = {"up": 0, "down": 0}
 
     def down(self, action: str, client: int, message: Mapping[str, Value], fingerprints: Mapping[str, bytes],
              sizes: Mapping[str, int]) -> None:  # fmt: skip
@@ -93,15 +94,25 @@ class Traffic:
         """All bytes so far in one direction, "up" or "down"."""
         return sum(both[direction] for both in self._counts.values())
 
+    def since_mark(self) -> dict[str, int]:
+        """Bytes in each direction since this was last called, also across an interruption."""
+        totals = {direction: self.total(direction) for direction in self._marked}
+        since = {direction: totals[direction] - before for direction, before in self._marked.items()}
+        self._marked = totals
+        return since
+
     def export(self) -> dict[str, object]:
         """Counts and what clients hold, for a checkpoint."""
-        return {"counts": self.counts(), "held": {client: dict(held) for client, held in self._held.items()}}
+        held = {client: dict(values) for client, values in self._held.items()}
+        return {"counts": self.counts(), "held": held, "marked": dict(self._marked)}
 
     def load(self, saved: Mapping[str, object]) -> None:
         """Continues from a checkpoint."""
-        counts, held = saved["counts"], saved["held"]
+        counts, held, marked = saved["counts"], saved["held"], saved["marked"]
         assert isinstance(counts, Mapping)
         assert isinstance(held, Mapping)
+        assert isinstance(marked, Mapping)
+        self._marked = dict(marked)
         self._counts = {action: dict(both) for action, both in counts.items()}
         self._held = {int(client): dict(values) for client, values in held.items()}
 

@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from tqdm import tqdm
 
 _SHOWN = ("train/recon", "train/loss")
+_GROUPS = ("clusters/final", "clients/ari", "privacy/epsilon_total")
 
 
 class RoundProgress(ProgressBar):
@@ -93,7 +94,7 @@ class RoundProgress(ProgressBar):
 
     def _figures(self, trainer: pl.Trainer, module: pl.LightningModule) -> str:
         values = getattr(module, "latest", None) or trainer.callback_metrics
-        names = [self.monitor, "val/acc", next((name for name in _SHOWN if name in values), None)]
+        names = [self.monitor, "val/acc", next((name for name in _SHOWN if name in values), None), *_GROUPS]
         shown = [name for name in dict.fromkeys(names) if name is not None and name in values]
         return " ".join(f"{name}={float(values[name]):.4g}" for name in shown)
 

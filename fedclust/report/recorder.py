@@ -184,7 +184,10 @@ class RunRecorder(Callback):
         summary["selected_round"] = len(self.history) if best is None else checkpoint_round(best)
         summary["checkpoint"] = None if best is None else self._relative(best)
         rows = [row for row in self.history if row["round"] == summary["selected_round"]]
-        chosen = rows[0] if rows else {}
+        chosen = dict(rows[0]) if rows else {}
+        # Whichever round is selected, the privacy of all of them is spent.
+        spent = self.history[-1] if self.history else {}
+        chosen |= {name: value for name, value in spent.items() if name.startswith("privacy/")}
         summary["metrics"] = {
             name: value for name, value in chosen.items() if name != "round" and not name.startswith(_OWN_ENTRY)
         }

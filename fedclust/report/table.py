@@ -14,8 +14,19 @@ ROWS = {
     "test/dbi": "Davies-Bouldin, latent space",
     "test/recon": "reconstruction error",
     "test/populated": "populated clusters",
+    "test/acc_mean": "accuracy, mean over clients",
+    "test/acc_worst": "accuracy of the worst client",
+    "test/acc_pooled": "accuracy over all rows",
+    "test/f1_macro": "macro F1, mean over clients",
+    "test/auc": "area under the ROC, mean over clients",
+    "clusters/pre": "clusters of clients before refinement",
+    "clusters/final": "clusters of clients",
+    "clients/ari": "clusters of clients against planted groups",
+    "privacy/epsilon_round": "of the last round, for what the notes say is covered",
+    "privacy/epsilon_total": "of the whole run",
+    "privacy/delta": "for both",
 }
-_NOT_SHOWN = ("test/collapsed", "test/latent_variance")
+_NOT_SHOWN = ("test/collapsed", "test/latent_variance", "test/auc_users")
 
 
 def results_table(summary: Summary) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,3 +118,21 @@ def _write_idx(root: Path, folder: str, n_train: int = 600, n_test: int = 60) ->
             header = bytes([0, 0, 8, values.ndim]) + b"".join(int(size).to_bytes(4, "big") for size in values.shape)
             (raw / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes(), 1))
     return root
+
+
+@pytest.fixture
+def cifar10_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """Writes CIFAR-10's files with so many random images in each of the six; torchvision's checksums are passed over."""
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
+
+    def write(n: int) -> Path:
+        folder = tmp_path / "cifar" / "cifar-10-batches-py"
+        folder.mkdir(parents=True)
+        rng = np.random.default_rng(0)
+        for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+            images = rng.integers(0, 256, size=(n, 3072), dtype=np.uint8)
+            (folder / name).write_bytes(pickle.dumps({"data": images, "labels": [row % 10 for row in range(n)]}))
+        (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {k}" for k in range(10)]}))
+        return folder.parent
+
+    return write

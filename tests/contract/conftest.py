@@ -11,21 +11,31 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from fedclust.algorithms.fedavg import FedAvg
 from fedclust.algorithms.feddcn import FedDCN
+from fedclust.algorithms.local_only import LocalOnly
+from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
 from fedclust.federation.algorithm import Algorithm
 from fedclust.federation.client import ClientModule
 from fedclust.federation.loop import FederatedLoop
 from fedclust.federation.message import digest
 from fedclust.report.predictions import weights_only
+from lightning_modules.classifier import Classifier
 from lightning_modules.dcn import DCN
+from lightning_modules.pa_cfl import PrivateAdaptiveClient
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method with settings that make it quick on the blobs."""
+    """A method with settings that make it quick on the blobs.
+
+    Attributes:
+        needs_labels: Whether it refuses data without labels.
+    """
 
     algorithm: Callable[[], Algorithm]
     client: Callable[[], ClientModule]
+    needs_labels: bool = False
 
 
 def _feddcn() -> FedDCN:
@@ -43,8 +53,27 @@ def _dcn() -> DCN:
     return DCN(n_clusters=3, hidden_dims=[8], latent_dim=2, batch_size=8, lr=0.01)
 
 
+def _classifier() -> Classifier:
+    return Classifier("mlp", lr=0.1, batch_size=8)
+
+
+def _private(**changes: Any) -> Callable[[], PrivateAdaptiveCFL]:
+    settings = {"round_epochs": 1, "top_k": 0.02, "epsilon": 50.0, "sync_period": 2, "noise": "simulated", **changes}
+    return lambda: PrivateAdaptiveCFL(**settings)
+
+
+def _private_client() -> PrivateAdaptiveClient:
+    return PrivateAdaptiveClient("mlp", lr=0.1, batch_size=8)
+
+
 METHODS = {
     "FedDCN": Method(_feddcn, _dcn),
+    "FedAvg": Method(FedAvg, _classifier, needs_labels=True),
+    "LocalOnly": Method(LocalOnly, _classifier, needs_labels=True),
+    "PrivateAdaptiveCFL": Method(_private(), _private_client, needs_labels=True),
+    "PrivateAdaptiveCFL without privacy": Method(
+        _private(privacy=False, similarity="index_overlap", recluster_every=2), _private_client, needs_labels=True
+    ),
 }
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 
+import fedclust
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition_base import Partition
 from fedclust.federation.checkpoint import KEY
-
-LABEL_METRICS = {"acc", "nmi", "ari"}
 
 
 class Dealt(Partition):
@@ -35,13 +35,14 @@ def pooled(blob_arrays: Any, partition: Partition) -> FederatedDataModule:
     return FederatedDataModule((x, y), partition, seed=0, val_fraction=0.2)
 
 
-def test_metrics_are_numbers_and_the_monitor_is_among_them_and_needs_no_labels(run: Any) -> None:
+def test_metrics_are_numbers_and_the_monitor_is_among_them(run: Any, method: Any) -> None:
     done = run()
     monitor, mode = done.loop.algorithm.default_monitor
     assert monitor in done.metrics()
     assert mode in ("min", "max")
-    assert not done.loop.algorithm.uses_labels(monitor)
-    assert all(done.loop.algorithm.uses_labels(f"val/{name}") for name in LABEL_METRICS)
+    assert done.loop.algorithm.uses_labels(monitor) == method.needs_labels
+    assert all(done.loop.algorithm.uses_labels(f"val/{name}") for name in done.loop.algorithm.label_metrics)
+    assert monitor in done.loop.algorithm.metric_names(labels=True)
     assert all(isinstance(value, float) and not math.isnan(value) for value in done.metrics().values())
     assert {"bytes/up", "bytes/down", "clients/asked", "clients/failed"} <= done.metrics().keys()
     assert done.metrics()["clients/asked"] == 3
@@ -50,14 +51,33 @@ def test_metrics_are_numbers_and_the_monitor_is_among_them_and_needs_no_labels(r
 
 
 def test_bytes_of_the_rounds_add_up(run: Any) -> None:
-    counts: list[tuple[float, float]] = []
-    one = run(1).loop.byte_counts()
-    done = run(3, folder="three")
+    """Those of the rounds, of what came before the first and of the last validation are all that there are."""
+    done = run(3, callbacks=[counter := Counter()])
+    totals = done.loop.byte_counts()
     for direction in ("up", "down"):
-        total = sum(both[direction] for both in done.loop.byte_counts().values())
-        assert total > sum(both[direction] for both in one.values())
-        counts.append((total, done.metrics()[f"bytes/{direction}"]))
-    assert all(0 < last < total for total, last in counts)
+        total = sum(both[direction] for both in totals.values())
+        rounds = [row[f"bytes/{direction}"] for row in counter.rounds]
+        assert all(count > 0 for count in rounds)
+        assert counter.before[direction] + sum(rounds) + counter.after(totals)[direction] == total
+
+
+class Counter(pl.Callback):
+    """Bytes before the first round, in each round, and up to the end of the last round."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.rounds: list[dict[str, float]] = []
+        self.before = _sums(pl_module.byte_counts())
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.rounds.append(dict(pl_module.latest))
+        self.last = _sums(pl_module.byte_counts())
+
+    def after(self, totals: dict[str, dict[str, int]]) -> dict[str, int]:
+        return {direction: count - self.last[direction] for direction, count in _sums(totals).items()}
+
+
+def _sums(counts: dict[str, dict[str, int]]) -> dict[str, int]:
+    return {direction: sum(both[direction] for both in counts.values()) for direction in ("up", "down")}
 
 
 def test_test_and_predict_leave_the_state_alone_and_cover_every_row_once(run: Any) -> None:
@@ -78,16 +98,21 @@ def test_test_and_predict_leave_the_state_alone_and_cover_every_row_once(run: An
             assert torch.as_tensor(own[0]["distance"]).min() >= 0
 
 
-def test_labels_are_optional(run: Any, blobs: Any) -> None:
+def test_labels_are_optional_or_their_lack_is_refused_before_training(run: Any, blobs: Any, method: Any) -> None:
     x_only = [x for x, _ in _arrays_of(blobs())]
     labelled = run()
+    label_metrics = labelled.loop.algorithm.label_metrics
+    assert {name.rpartition("/")[2] for name in labelled.metrics()} & label_metrics == label_metrics
     data = FederatedDataModule(x_only, seed=0, val_fraction=0.2, test_fraction=0.2)
+    if method.needs_labels:
+        with pytest.raises(ValueError, match="needs labels"):
+            run(data=data, folder="bare")
+        assert not list((labelled.folder.parent / "bare").glob("*.ckpt"))
+        return
     bare = run(data=data, folder="bare")
-    names = {name.rpartition("/")[2] for name in bare.metrics()}
-    assert not names & LABEL_METRICS
-    assert {name.rpartition("/")[2] for name in labelled.metrics()} & LABEL_METRICS == LABEL_METRICS
+    assert not {name.rpartition("/")[2] for name in bare.metrics()} & label_metrics
     bare.trainer.test(bare.loop, datamodule=bare.data, verbose=False)
-    assert not {name.rpartition("/")[2] for name in bare.metrics()} & LABEL_METRICS
+    assert not {name.rpartition("/")[2] for name in bare.metrics()} & label_metrics
 
 
 def _arrays_of(data: Any) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -148,7 +173,7 @@ def test_clients_without_validation_rows_take_part(run: Any, blobs: Any) -> None
     data = blobs((60, 5), val_fraction=0.1)
     assert [len(data.client(client).val) for client in range(2)][1] == 0
     done = run(data=data)
-    assert math.isfinite(done.metrics()["val/recon"])
+    assert math.isfinite(done.metrics()[done.loop.algorithm.default_monitor[0]])
 
 
 def test_no_validation_or_test_rows_at_all(run: Any, blobs: Any) -> None:
@@ -188,22 +213,48 @@ def test_mixed_precision_runs_and_exchanges_float32(run: Any) -> None:
     exact = run(2, folder="exact")
     assert done.bits() != exact.bits()
     assert done.bits()["bytes"] == exact.bits()["bytes"]
-    for value in done.loop.state.to_flat().values():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            assert value.dtype == torch.float32
+    expected = exact.loop.state.to_flat()
+    for name, value in done.loop.state.to_flat().items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == expected[name].dtype
+            assert value.dtype not in (torch.float16, torch.bfloat16)
 
 
 def test_fast_dev_run_is_one_round(run: Any) -> None:
     assert run(5, fast_dev_run=True).trainer.current_epoch == 1
 
 
-def test_module_for_gives_the_state_s_model(run: Any, method: Any) -> None:
+def test_module_for_gives_the_model_that_predicts(run: Any, method: Any) -> None:
     done = run(1)
     module = method.client()
     module.build(done.data.input_shape, done.data.n_classes)
-    loaded = done.loop.algorithm.module_for(done.loop.state, module)
-    assert loaded is module
-    if hasattr(module, "assignments"):
-        x = done.data.train.x
-        expected = torch.cat([part["cluster"] for part in done.predict() if part["split"] == "train"])
-        assert torch.equal(module.assignments(x)[0], expected)
+    assert done.loop.algorithm.module_for(done.loop.state, module) is module
+    for part in done.predict():
+        own = done.loop.backend.states.get(part["client"])
+        loaded = done.loop.algorithm.module_for_client(done.loop.state, module, part["client"], own)
+        assert loaded is module
+        x = getattr(done.data.client(part["client"]), part["split"]).x
+        assert torch.equal(module.assignments(x)[0], part["cluster"])
+
+
+def test_a_saved_result_predicts_groups_and_assigns_like_the_run(run: Any, load_checkpoint: Any, tmp_path: Any) -> None:
+    done = run(2)
+    result = fedclust.load(done.folder / "last.ckpt")
+    again = fedclust.load(result.save(tmp_path / "result.pt"))
+    expected = {part["client"]: part["cluster"] for part in done.predict() if part["split"] == "test"}
+    for found in (result, again):
+        for client, clusters in expected.items():
+            assert found.predict(done.data.client(client).test, client=client).tolist() == clusters.tolist()
+        with pytest.raises(ValueError, match=r"no client 7; ids are 0\.\.2"):
+            found.predict(done.data.test, client=7)
+        if done.loop.algorithm.personal:
+            with pytest.raises(ValueError, match="model of its own: say whose"):
+                found.predict(done.data.test)
+        if done.loop.algorithm.assignments(done.loop.state) is None:
+            with pytest.raises(ValueError, match="does not group clients"):
+                _ = found.assignments
+            with pytest.raises(ValueError, match="does not group clients"):
+                found.assign(done.data.client(0))
+        else:
+            assert found.assignments.keys() == {0, 1, 2}
+            assert found.assign(done.data.client(0)) in found.assignments.values()

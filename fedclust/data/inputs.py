@@ -1,0 +1,92 @@
+"""Rows from outside, brought into the form that a trained model takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedclust.data.tables import ClientData, Scaling, Table
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model was trained on.
+
+    Attributes:
+        shape: Shape of one row.
+        n_classes: Number of classes, None without labels.
+        scaling: The scaling fitted to the training data, or None.
+    """
+
+    shape: tuple[int, ...]
+    n_classes: int | None
+    scaling: Scaling | None
+
+    def rows(self, x: Any) -> Tensor:
+        """Rows (n, *shape), float32, scaled as the training data was.
+
+        Args:
+            x: (n, *shape) or flat (n, features): uint8 is divided by 255 where no scaling was fitted. A `Table` is
+                scaled already.
+
+        Raises:
+            ValueError: For another number of features, or values that are not finite.
+        """
+        if isinstance(x, Table):
+            return x.x
+        values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        features = int(np.prod(self.shape))
+        same = values.shape[1:] == (features,) or _without_ones(values.shape[1:]) == _without_ones(self.shape)
+        if values.ndim < 2 or not same:
+            flat = f" or (n, {features})" if len(self.shape) > 1 else ""
+            raise ValueError(f"x must have shape (n, {', '.join(map(str, self.shape))}){flat}, not {values.shape}")
+        values = values.reshape(len(values), *self.shape)
+        if self.scaling is not None:
+            values = self.scaling.apply(values)
+        elif values.dtype == np.uint8:
+            values = np.divide(values, 255, dtype=np.float32)
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        bad = ~np.isfinite(values.reshape(len(values), features)).all(axis=1)
+        if bad.any():
+            raise ValueError(f"{int(bad.sum())} rows of x hold NaN or infinite values, first row {int(bad.argmax())}")
+        return torch.from_numpy(values)
+
+    def client(self, new_client: Any) -> ClientData:
+        """A client's rows, all of them for training.
+
+        Args:
+            new_client: Rows, a pair (rows, class indices), a `Table`, or a `ClientData`, which is taken as it is.
+
+        Raises:
+            ValueError: If rows or labels do not fit, or there is no row.
+        """
+        if isinstance(new_client, ClientData):
+            data = new_client
+        else:
+            x, y = new_client if isinstance(new_client, tuple) and len(new_client) == 2 else (new_client, None)
+            table = x if isinstance(x, Table) else self._table(x, y)
+            none = table.select(slice(0, 0))
+            data = ClientData(table, none, none)
+        if not len(data.train):
+            raise ValueError("the new client has no row")
+        return data
+
+    def _table(self, x: Any, y: Any) -> Table:
+        rows = self.rows(x)
+        return Table(rows, None if y is None else self._labels(y, len(rows)), np.arange(len(rows)))
+
+    def _labels(self, y: Any, n: int) -> Tensor:
+        values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        if values.shape != (n,) or not np.issubdtype(values.dtype, np.integer):
+            raise ValueError(f"labels must be {n} class indices, one per row, got {values.dtype} {values.shape}")
+        if self.n_classes is not None and n and not (values.min() >= 0 and values.max() < self.n_classes):
+            raise ValueError(f"labels must lie in 0..{self.n_classes - 1}, got {values.min()} to {values.max()}")
+        return torch.from_numpy(values.astype(np.int64))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(length for length in shape if length != 1)
