@@ -179,7 +179,7 @@ class Round:
         ratio = 2 * math.sqrt(2 * d2) / self.settings.epsilon
         if ratio > 1:
             self.server.note(
-                f"at ε₀ = {self.settings.epsilon:g} the noise of a user has about {ratio:.3g} times the norm of what it "
+                f"at ε₀ = {self.settings.epsilon:g} a user's noise has about {ratio:.3g} times the norm of what it "
                 "hides: expect little or no learning; see docs/pa_cfl.md"
             )
 

@@ -122,7 +122,7 @@ def _write_idx(root: Path, folder: str, n_train: int = 600, n_test: int = 60) ->
 
 @pytest.fixture
 def cifar10_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    """Writes CIFAR-10's files with so many random images in each of the six; torchvision's checksums are passed over."""
+    """Writes CIFAR-10's files with so many random images in each of the six; checksums are passed over."""
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5: True)
 
     def write(n: int) -> Path:

@@ -14,6 +14,7 @@ import fedclust
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition_base import Partition
 from fedclust.federation.checkpoint import KEY
+from fedclust.federation.message import digest
 
 
 class Dealt(Partition):
@@ -57,7 +58,8 @@ def test_bytes_of_the_rounds_add_up(run: Any) -> None:
     for direction in ("up", "down"):
         total = sum(both[direction] for both in totals.values())
         rounds = [row[f"bytes/{direction}"] for row in counter.rounds]
-        assert all(count > 0 for count in rounds)
+        assert rounds[0] > 0
+        assert min(rounds) >= 0
         assert counter.before[direction] + sum(rounds) + counter.after(totals)[direction] == total
 
 
@@ -130,7 +132,7 @@ def test_checkpoints_hold_plain_values_and_tensors_only(run: Any, load_checkpoin
                    saved[KEY]["client_args"].values())  # fmt: skip
     state = type(done.loop.state).from_flat(saved[KEY]["state"]).to_flat()
     for name, value in done.loop.state.to_flat().items():
-        assert torch.equal(torch.as_tensor(state[name]), torch.as_tensor(value))
+        assert digest(state[name]) == digest(value)
 
 
 def test_a_checkpoint_predicts_like_the_run_that_wrote_it(run: Any, method: Any, trainer: Any) -> None:

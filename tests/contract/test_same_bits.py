@@ -46,7 +46,7 @@ def test_state_in_files_is_equal(run: Any) -> None:
     expected = run()
     other = run(backend=InProcess(state_budget_mb=0), folder="files")
     assert other.bits() == expected.bits()
-    assert other.loop.backend.states._files.keys() == expected.loop.backend.states.export().keys()
+    assert other.loop.backend.states._files.keys() == {c for c in range(3) if expected.loop.backend.states.get(c)}
 
 
 def test_threads_outside_do_not_matter_where_the_backend_sets_its_own(run: Any) -> None:
