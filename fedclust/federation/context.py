@@ -41,6 +41,12 @@ def make_fabric(device: torch.device, precision: str) -> Fabric:
     return _kept_fabric(device, precision)
 
 
+def emulated(device: torch.device, precision: str) -> bool:
+    """Whether a precision is only emulated on a device: PyTorch then multiplies many times slower than in float32."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return precision != "32-true" and device.type == "cpu" and supported is not None and not supported()
+
+
 @lru_cache(maxsize=16)
 def _kept_fabric(device: torch.device, precision: str) -> Fabric:
     return _new_fabric(device, precision)

@@ -19,7 +19,7 @@ from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.client import ClientModule
 from fedclust.federation.cohort import Cohorts
-from fedclust.federation.context import WorkContext, make_fabric
+from fedclust.federation.context import WorkContext, emulated, make_fabric
 from fedclust.federation.refusals import check_monitors, refuse_unusable_flags
 
 ROUND_METRICS = frozenset({"clients/asked", "clients/failed", "bytes/up", "bytes/down", "seconds/round"})
@@ -152,6 +152,11 @@ class FederatedLoop(pl.LightningModule):
             progress=lambda text: self.report_progress(text),
         )
         self._note_empty(data.n_clients)
+        if emulated(device, precision):
+            self._server.note(
+                f"precision {precision}: this CPU has no instructions for bfloat16, so half precision is many times "
+                "slower here than --trainer.precision 32-true"
+            )
         self.cohorts.check(len(sizes))
         self.algorithm.check(self._server)
         if stage == "fit":

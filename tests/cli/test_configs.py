@@ -86,7 +86,7 @@ def test_values_are_those_of_table_iv(stem):
     assert (client["batch_size"], config["trainer"]["max_epochs"], config["trainer"]["precision"]) == (
         256,
         75,
-        "bf16-mixed",
+        "32-true",
     )
     stop = config["trainer"]["callbacks"][0]["init_args"]
     assert (stop["monitor"], stop["patience"], stop["check_finite"]) == ("val/dbi", 15, False)

@@ -234,3 +234,15 @@ def test_checkpoint_arguments_must_be_plain() -> None:
     }  # fmt: skip
     with pytest.raises(TypeError, match=r"argument 'net' is a Linear"):
         checkpoint.plain_arguments({"net": torch.nn.Linear(1, 1)})
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_half_precision_that_is_only_emulated_is_announced(
+    native: bool, loop: Any, blobs: Any, trainer: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: native, raising=False)
+    for precision in ("32-true", "bf16-mixed"):
+        module = loop()
+        trainer(1, precision=precision).fit(module, datamodule=blobs())
+        noted = any("32-true" in note for note in module.notes)
+        assert noted == (precision == "bf16-mixed" and not native)
