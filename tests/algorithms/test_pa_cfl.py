@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
+import fedclust
 from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition import LabelGroups
@@ -210,6 +214,58 @@ def test_modules_can_be_switched_off(run: Any) -> None:
     without = run(method(privacy=False, pre_clustering=False), data)
     assert without.latest["clusters/pre"] == 1.0
     assert without.latest["clients/ari"] == 1.0
+
+
+@pytest.mark.parametrize("similarity", ["dtw", "rank_overlap", "l2"])
+def test_a_new_client_joins_the_group_whose_classes_it_has(similarity: str) -> None:
+    groups = [[0, 1], [2, 3], [4, 5]]
+    result = fedclust.federate(
+        method(privacy=False, similarity="index_overlap"), PrivateAdaptiveClient("mlp", lr=LR, batch_size=16),
+        rows(groups, per_group=3), rounds=2, progress=False,
+    )  # fmt: skip
+    assert adjusted_rand_score(np.repeat(range(3), 3), list(result.assignments.values())) == 1
+    result.state.similarity = similarity
+    x = np.repeat(np.eye(6), 10, axis=0) * 0.8 + 0.1
+    y = np.repeat(np.arange(6), 10)
+    found = [result.assign((x[np.isin(y, group)], y[np.isin(y, group)])) for group in groups]
+    if similarity == "dtw":  # knows no sets: only that it gives one of the clusters is certain
+        assert set(found) <= set(result.assignments.values())
+    else:
+        assert found == [result.assignments[3 * number] for number in range(3)]
+    with pytest.raises(ValueError, match="needs labels"):
+        result.assign(x)
+
+
+def test_nobody_can_be_assigned_before_the_first_round(run: Any) -> None:
+    data = rows([[0, 1], [2, 3]], per_group=2)
+    state = run(method(privacy=False), data).state
+    state.clusters.fill_(-1)
+    with pytest.raises(ValueError, match="at least one round"):
+        PrivateAdaptiveCFL.assign_client(state, PrivateAdaptiveClient("mlp"), None)
+
+
+def test_outputs_say_what_is_covered_and_how_large_the_noise_is(run: Any) -> None:
+    """k = 2 % of the d parameters and ε₀ = 1: the noise has about 2·√(2·d₂) times the norm Φ."""
+    loop = run(method(epsilon=1.0), rows([[0, 1], [2, 3]], per_group=2))
+    d = sum(value.numel() for value in loop.state.initial.values())
+    ratio = 2 * (2 * (d - int(0.02 * d))) ** 0.5
+    assert any("carry no differential privacy" in note for note in loop.notes)
+    assert any(f"about {ratio:.3g} times" in note for note in loop.notes)
+    assert not run(method(privacy=False), rows([[0, 1], [2, 3]], per_group=2)).notes
+
+
+def test_clients_and_summary_tell_clusters_groups_and_all_rounds_privacy(tmp_path: Any) -> None:
+    result = fedclust.federate(
+        method(epsilon=100.0), PrivateAdaptiveClient("mlp", lr=LR, batch_size=16), rows([[0, 1], [2, 3]], per_group=2),
+        rounds=3, progress=False, directory=tmp_path / "run",
+    )  # fmt: skip
+    with (tmp_path / "run" / "clients.csv").open(newline="") as file:
+        clients = list(csv.DictReader(file))
+    assert [row["group"] for row in clients] == ["0", "0", "1", "1"]
+    assert all(row["cluster"] for row in clients)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["metrics"]["privacy/epsilon_total"] == result.history[-1]["privacy/epsilon_total"]
+    assert "clients/ari" in summary["metrics"]
 
 
 @pytest.mark.parametrize(
