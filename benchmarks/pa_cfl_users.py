@@ -33,7 +33,7 @@ def first_round(
     precision: str,
     threads: int,
 ) -> Round:
-    """The first round of all users from the initial weights, before its first phase; as the federated loop sets it up."""
+    """The first round of all users from the initial weights, before any phase; set up as the federated loop does."""
     data.setup()
     device = torch.device("cpu")
     client.build(data.input_shape, data.n_classes)
