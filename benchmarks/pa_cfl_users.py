@@ -45,4 +45,4 @@ def first_round(
     context = WorkContext("server", 1, data.resolved_seed, make_fabric(device, precision))
     server = Server(backend, client, sorted(sizes), sizes, data.input_shape, data.n_classes, context)
     k = count_of(algorithm.top_k, parameter_count(client))
-    return Round(algorithm, algorithm.start(server), server, server.clients, k)  # type: ignore[arg-type]
+    return Round(algorithm, algorithm.start(server), server, server.clients, k)

@@ -22,7 +22,8 @@ clusters  Set-2 (five label groups) and Dirichlet, N = 20 and 100. Set-2: adjust
           pairs of users, of the distance and the total variation distance of their label shares (given for Set-2 too,
           where label distances are 0 or 1).
 
-The warping similarities use all cores that the process may use, everything else --threads.
+The warping similarities use all cores that the process may use, everything else --threads. On a processor without bf16
+instructions --precision 32-true is several times as fast as the default.
 """
 
 from __future__ import annotations
