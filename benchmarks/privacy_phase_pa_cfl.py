@@ -52,9 +52,8 @@ TEN_TIMES_CNN = 5_820_260
 TOP_K, EPSILON, DELTA, GROUP = 0.0025, 1.0, 1e-5, 4
 REMARK = """Remark on the paper's figures: in its Table 1 every scheme's ratio between the CNN's row and the
 ResNet-10's is 5,820,260 : 4,910,922, so the CNN's row was computed with ten times the 582,026 parameters that it
-states. Ours is given at both sizes. The paper does not say whether its MB include what one server passes to the other, nor
-whether they are 1e6 bytes or MiB, so all readings stand in the table.
-Its seconds are those of another machine.
+states. Ours is given at both sizes. The paper does not say whether its MB include what one server passes to the other,
+nor whether they are 1e6 bytes or MiB, so all readings stand in the table. Its seconds are those of another machine.
 """
 
 
