@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
+
+from common import spread
 
 # Table II of arXiv:2609.21829: best, mean and standard deviation over five runs, of ACC and NMI.
 PAPER = {
@@ -55,18 +56,12 @@ def _line(cell: tuple[str, str, int, str], runs: list[dict[str, Any]]) -> str:
     seeds = ",".join(str(run["seed"]) for run in sorted(runs, key=lambda run: run["seed"]))
     columns = [
         dataset, scenario, str(clients), variant, seeds,
-        *(_spread([run[name] for run in runs]) for name in ("acc", "nmi", "ari", "dbi")),
+        *(spread([run[name] for run in runs]) for name in ("acc", "nmi", "ari", "dbi")),
         _whole(run["rounds"] for run in runs), _whole(run["seconds"] for run in runs),
-        *(_spread([run[name] for run in labelled]) for name in ("acc", "nmi")),
+        *(spread([run[name] for run in labelled]) for name in ("acc", "nmi")),
         f"{paper[0]} ({paper[1]})" if paper[0] else "", f"{paper[2]} ({paper[3]})" if paper[2] else "",
     ]  # fmt: skip
     return "| " + " | ".join(columns) + " |"
-
-
-def _spread(values: list[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{mean(values):.3f} ± {stdev(values):.3f}"
 
 
 def _whole(values: Any) -> str:

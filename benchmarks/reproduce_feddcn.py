@@ -16,26 +16,20 @@ every round but chooses nothing.
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import platform
-import shutil
-import subprocess
-import warnings
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import common
 import pytorch_lightning as pl
 import yaml
+from common import RESULTS, ROOT, WORK
 from feddcn_table import write_table
 
 from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess
-from fedclust.report.selection import LastCheckpoint
 from lightning_modules import DCN
 
-ROOT = Path(__file__).resolve().parent.parent
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "no_geometry": {"geometry_pretrain": 0.0, "geometry_federated": 0.0},
@@ -123,13 +117,8 @@ def run(options: argparse.Namespace, seed: int, work: Path) -> dict[str, Any]:
     free = Monitor("val/dbi", -1, options.patience)
     labelled = Monitor("val/acc", +1, options.patience)
     history = History([free, labelled])
-    last = LastCheckpoint(work)
-    trainer = pl.Trainer(
-        max_epochs=rounds, accelerator="cpu", precision=options.precision, logger=False, default_root_dir=work,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, callbacks=[history, last],
-    )  # fmt: skip
-    found = [path for path in (work / "last.ckpt", work / "start.ckpt") if path.is_file()]
-    trainer.fit(loop, datamodule=data, ckpt_path=found[0] if found else None)
+    trainer = common.make_trainer(rounds, options.precision, work, [history])
+    trainer.fit(loop, datamodule=data, ckpt_path=common.checkpoint_in(work))
     seconds = sum(loop.seconds.values())
     return {
         "dataset": options.dataset, "scenario": options.scenario, "clients": options.clients,
@@ -153,11 +142,7 @@ def chosen(history: History, monitor: Monitor, uses_labels: bool) -> dict[str, A
 
 def versions() -> dict[str, str]:
     """Versions of what the figures depend on, and the commit."""
-    names = ("torch", "pytorch-lightning", "numpy", "scikit-learn", "umap-learn")
-    found = {name: version(name) for name in names}
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    return {"python": platform.python_version(), "commit": commit, **found}
+    return common.versions(("torch", "pytorch-lightning", "numpy", "scikit-learn", "umap-learn"))
 
 
 def parse() -> argparse.Namespace:
@@ -173,9 +158,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--root", help="folder of the data; default: where the library looks")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    work = ROOT / "benchmarks" / "work"
-    parser.add_argument("--work", type=Path, default=work, help="checkpoints of unfinished runs")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--work", type=Path, default=WORK, help="checkpoints of unfinished runs")
     parser.add_argument("--table", action="store_true", help="only write the table from the JSONs")
     return parser.parse_args()
 
@@ -183,23 +167,16 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Runs what was asked for and writes the table."""
     options = parse()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    common.quiet()
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.table:
         if options.dataset is None:
             raise SystemExit("--dataset is needed, or --table")
         for seed in (int(part) for part in options.seeds.split(",")):
             name = f"feddcn_{options.dataset}_{options.scenario}_{options.clients}_{options.variant}_{seed}.json"
-            path = options.out / name
-            if path.exists():
-                print(f"{name} exists, skipped")
-                continue
-            work = options.work / path.stem
-            result = run(options, seed, work)
-            shutil.rmtree(work, ignore_errors=True)
-            path.write_text(json.dumps(result, indent=1, allow_nan=True) + "\n")
-            print(f"{name}: acc {result['acc']} nmi {result['nmi']} in {result['seconds']} s", flush=True)
+            result = common.run_once(options.out / name, options.work, partial(run, options, seed))
+            if result is not None:
+                print(f"{name}: acc {result['acc']} nmi {result['nmi']} in {result['seconds']} s", flush=True)
     print(write_table(options.out))
 
 

@@ -1,0 +1,203 @@
+"""Markdown tables of the PA-CFL runs beside the paper's Table 2."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from common import spread
+from pa_cfl_cells import METHODS, PARTITIONS, ROUNDS
+
+# Table 2: mean user accuracy in %, over five seeds; per row Dirichlet .1 / .5 / 1 and Set-2. Where the paper's text has
+# no deviation there is none.
+PAPER = {
+    "mnist": {
+        "all_three": ("98.05 ± 0.14", "98.41 ± 0.25", "98.02 ± 0.27", "99.70 ± 0.05"),
+        "no_privacy": ("99.41 ± 0.01", "98.84 ± 0.01", "98.23 ± 0.02", "99.74 ± 0.01"),
+        "no_privacy_no_fine": ("96.84 ± 0.13", "97.40 ± 0.10", "98.08 ± 0.11", "99.43 ± 0.08"),
+        "no_privacy_no_pre": ("98.08 ± 0.01", "97.33 ± 0.02", "98.03 ± 0.02", "99.52 ± 0.01"),
+        "privacy_no_pre": ("95.52 ± 0.26", "93.61 ± 0.43", "96.88 ± 0.41", "99.22 ± 0.18"),
+        "privacy_no_fine": ("92.89 ± 0.23", "92.75 ± 0.48", "95.77 ± 0.39", "99.04 ± 0.14"),
+    },
+    "fashion_mnist": {
+        "all_three": ("91.64 ± 0.17", "88.69 ± 0.27", "89.11 ± 0.32", "98.57 ± 0.13"),
+        "no_privacy": ("98.87 ± 0.01", "91.55 ± 0.01", "90.76 ± 0.01", "98.87 ± 0.00"),
+        "no_privacy_no_fine": ("91.89 ± 0.09", "91.24 ± 0.12", "90.63 ± 0.08", "98.74 ± 0.05"),
+        "no_privacy_no_pre": ("96.43 ± 0.06", "89.72 ± 0.04", "88.87 ± 0.04", "98.59 ± 0.04"),
+        "privacy_no_pre": ("85.85 ± 0.39", "85.6 ± 0.40", "86.07 ± 0.46", "98.16 ± 0.17"),
+        "privacy_no_fine": ("83.37 ± 0.35", "83.83 ± 0.42", "84.49 ± 0.53", "97.69 ± 0.22"),
+    },
+    "cifar10": {
+        "all_three": ("85.63 ± 0.09", "63.81", "58.47", "85.67"),
+        "no_privacy": ("87.49 ± 0.01", "68.39 ± 0.01", "62.51 ± 0.03", "87.48 ± 0.01"),
+        "no_privacy_no_fine": ("72.46 ± 0.16", "65.82 ± 0.13", "61.73 ± 0.11", "74.86 ± 0.07"),
+        "no_privacy_no_pre": ("86.43 ± 0.04", "66.95 ± 0.06", "61.23 ± 0.07", "85.58 ± 0.04"),
+        "privacy_no_pre": ("83.78 ± 0.38", "62.32 ± 0.55", "56.25 ± 0.76", "83.42 ± 0.12"),
+        "privacy_no_fine": ("82.16 ± 0.40", "59.76 ± 0.63", "51.03 ± 0.85", "80.29 ± 0.17"),
+    },
+}
+INTRO = """# PA-CFL beside the paper
+
+Mean user accuracy on the users' test parts in %, mean ± sample standard deviation over our seeds; the paper's figures
+are means over five seeds. **Last round** is the headline: the number of rounds is fixed beforehand, as in the paper.
+**Best by val** is the test accuracy at the best round by mean validation accuracy. No test figure chooses anything.
+A tenth of each user's images is its validation part, so users train on nine tenths of what the paper's train on.
+Worst user, F1 (macro) and AUC are those of the last round, AUC as the mean over users with two classes or more.
+ARI: final clusters of the last round against the planted groups, where there are any. Clusters: pre-clusters → final
+clusters in the last round (mean over seeds). `dtw` is exact here; the paper's experiments ran FastDTW.
+
+ε: what the ledger can honestly state for the worst user, per round / over all rounds, with the bound that gives it. It
+is that of the mechanism with secure noise and speaks of the less important coordinates only: sequences, norms and
+important values carry no differential privacy at all. Runs with `noise` simulated took their noise from the run's seed,
+which makes them repeatable and protects nobody.
+
+Written by `python benchmarks/reproduce_pa_cfl.py --table`.
+"""
+MAIN = (
+    "data", "partition", "row", "rounds", "seeds", "paper (rounds)", "last round", "best by val", "worst user", "F1",
+    "AUC", "clusters", "ARI", "ε round / total (bound)", "seconds",
+)  # fmt: skip
+SWEEP = (
+    "data", "partition", "row", "other settings", "rounds", "seeds", "ε₀", "ε of one round (bound)",
+    "ε of all rounds (bound)", "δ", "last round", "best by val", "worst user", "clusters", "ARI",
+)  # fmt: skip
+OTHER = (
+    "data", "partition", "row", "settings", "rounds", "seeds", "last round", "best by val", "worst user", "clusters",
+    "ARI", "ε round / total (bound)", "seconds",
+)  # fmt: skip
+Runs = list[dict[str, Any]]
+
+
+def write_table(folder: Path) -> str:
+    """Writes `pa_cfl.md` from all JSONs of the folder and returns its text."""
+    found: dict[tuple[Any, ...], Runs] = defaultdict(list)
+    for path in sorted(folder.glob("pa_cfl_*.json")):
+        run = json.loads(path.read_text())
+        found[_place(run), json.dumps(run["varied"])].append(run)
+    groups = [sorted(found[key], key=lambda run: run["seed"]) for key in sorted(found)]
+    plain = [runs for runs in groups if not runs[0]["varied"]]
+    methods = [runs for runs in plain if METHODS[runs[0]["row"]] is not None]
+    baselines = [runs for runs in plain if METHODS[runs[0]["row"]] is None]
+    text = "\n".join([
+        INTRO,
+        *_section("Table 2", MAIN, [_line(MAIN, runs) for runs in methods]),
+        *_section("FedAvg and LocalOnly", MAIN, [_line(MAIN, runs) for runs in baselines]),
+        *_section("ε₀: where learning starts with privacy on", SWEEP, _sweeps(groups)),
+        *_section("Similarities and other settings", OTHER, _others(groups)),
+    ])  # fmt: skip
+    (folder / "pa_cfl.md").write_text(text)
+    return text
+
+
+def _place(run: dict[str, Any]) -> tuple[int, int, int, int]:
+    """Where a run stands in a table."""
+    order = (list(ROUNDS).index(run["dataset"]), PARTITIONS.index(run["partition"]), list(METHODS).index(run["row"]))
+    return (*order, run["rounds"])
+
+
+def _section(title: str, header: tuple[str, ...], lines: list[str]) -> list[str]:
+    if not lines:
+        return []
+    return [f"## {title}", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header), *lines, ""]
+
+
+def _sweeps(groups: list[Runs]) -> list[str]:
+    """Lines of every set of runs that differ in ε₀ alone."""
+    sets: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
+    for runs in groups:
+        if "epsilon" in runs[0]["settings"]:
+            sets[_place(runs[0]), _setting(runs[0], without="epsilon")].append(runs)
+    lines = []
+    for members in sets.values():
+        if any("epsilon" in runs[0]["varied"] for runs in members):
+            ordered = sorted(members, key=lambda runs: runs[0]["settings"]["epsilon"])
+            lines += [_line(SWEEP, runs) for runs in ordered]
+    return lines
+
+
+def _others(groups: list[Runs]) -> list[str]:
+    """Lines of all runs that vary more than ε₀, each set after the run at the defaults that it compares with."""
+    sets: dict[tuple[Any, ...], list[Runs]] = defaultdict(list)
+    for runs in groups:
+        if set(runs[0]["varied"]) != {"epsilon"}:
+            sets[_place(runs[0])].append(runs)
+    lines = []
+    for members in sets.values():
+        if any(runs[0]["varied"] for runs in members):
+            lines += [_line(OTHER, runs) for runs in sorted(members, key=lambda runs: len(runs[0]["varied"]))]
+    return lines
+
+
+def _line(header: tuple[str, ...], runs: Runs) -> str:
+    """One row of a table: the columns of `header` for the runs of one cell."""
+    first = runs[0]
+    columns = {
+        "data": first["dataset"], "partition": first["partition"], "row": first["row"],
+        "rounds": str(first["rounds"]), "seeds": ",".join(str(run["seed"]) for run in runs),
+        "paper (rounds)": _paper(first), "settings": _setting(first) or "defaults",
+        "other settings": _setting(first, without="epsilon") or "defaults",
+        "last round": _last(runs), "best by val": _percent(runs, "best_by_val", "acc_mean"),
+        "worst user": _percent(runs, "final", "acc_worst"), "F1": _percent(runs, "final", "f1_macro"),
+        "AUC": _percent(runs, "final", "auc"), "clusters": _clusters(runs), "ARI": _ari(runs),
+        "ε₀": f"{first['settings'].get('epsilon', 0):g}", "ε round / total (bound)": _epsilons(first),
+        "ε of one round (bound)": _epsilon(first, "round"), "ε of all rounds (bound)": _epsilon(first, "total"),
+        "δ": f"{first['privacy']['total']['delta']:g}" if first["privacy"] else "",
+        "seconds": f"{mean(run['seconds'] for run in runs):.0f}",
+    }  # fmt: skip
+    return "| " + " | ".join(columns[name] for name in header) + " |"
+
+
+def _paper(run: dict[str, Any]) -> str:
+    figures = PAPER.get(run["dataset"], {}).get(run["row"])
+    return f"{figures[PARTITIONS.index(run['partition'])]} ({ROUNDS[run['dataset']]})" if figures else ""
+
+
+def _setting(run: dict[str, Any], without: str = "") -> str:
+    return ", ".join(f"{name} = {value}" for name, value in run["varied"].items() if name != without)
+
+
+def _last(runs: Runs) -> str:
+    """Accuracy after the last round; where a run diverged, in which round, and the last figure before it."""
+    parts = [_percent(runs, "final", "acc_mean")]
+    for run in runs:
+        if run["diverged"]:
+            text = f"seed {run['seed']} diverged in round {run['diverged']['round']}"
+            measured = [row for row in run["history"] if "test/acc_mean" in row]
+            if measured:
+                text += f" ({100 * measured[-1]['test/acc_mean']:.2f} after round {measured[-1]['round']:.0f})"
+            parts.append(text)
+    return "; ".join(part for part in parts if part)
+
+
+def _percent(runs: Runs, where: str, name: str) -> str:
+    values = [100 * run[where][name] for run in runs if run[where] and name in run[where]]
+    return spread(values, 2) if values else ""
+
+
+def _clusters(runs: Runs) -> str:
+    ends = [run["history"][-1] for run in runs if run["history"]]
+    if not ends or "clusters/final" not in ends[0]:
+        return ""
+    return " → ".join(f"{mean(end[name] for end in ends):.1f}" for name in ("clusters/pre", "clusters/final"))
+
+
+def _ari(runs: Runs) -> str:
+    values = [
+        run["history"][-1]["clients/ari"] for run in runs if run["history"] and "clients/ari" in run["history"][-1]
+    ]
+    return spread(values) if values else ""
+
+
+def _epsilon(run: dict[str, Any], which: str) -> str:
+    if not run["privacy"]:
+        return ""
+    entry = run["privacy"][which]
+    return f"{entry['epsilon']:.4g} ({entry['smallest']})"
+
+
+def _epsilons(run: dict[str, Any]) -> str:
+    """Of the first seed; another seed's clusters change only the bound by shuffling."""
+    return f"{_epsilon(run, 'round')} / {_epsilon(run, 'total')}" if run["privacy"] else ""
