@@ -15,7 +15,9 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 
+from fedclust.federation.context import emulated
 from fedclust.report.selection import LastCheckpoint
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,12 +25,20 @@ RESULTS = ROOT / "benchmarks" / "results"
 WORK = ROOT / "benchmarks" / "work"
 
 
-def versions(names: Iterable[str]) -> dict[str, str]:
+VERSIONS = ("torch", "pytorch-lightning", "numpy", "scipy", "scikit-learn", "numba")
+
+
+def versions(names: Iterable[str] = VERSIONS) -> dict[str, str]:
     """Versions of what the figures depend on, and the commit."""
     found = {name: version(name) for name in names}
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     return {"python": platform.python_version(), "commit": commit, **found}
+
+
+def fast_precision() -> str:
+    """bf16-mixed where this CPU has the instructions for it, else float32."""
+    return "32-true" if emulated(torch.device("cpu"), "bf16-mixed") else "bf16-mixed"
 
 
 def quiet() -> None:

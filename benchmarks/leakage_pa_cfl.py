@@ -30,16 +30,14 @@ network with Sigmoid and average pooling, for comparison. Noise is simulated (re
 from __future__ import annotations
 
 import argparse
-import json
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
+import common
 import torch
 from leakage_report import compare, draw, markdown
 from leakage_views import VIEWS, Score, SmoothClient, observe, score
-from reproduce_feddcn import ROOT, versions
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -142,27 +140,27 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--root", help="folder of the data; default: where the library looks")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     return parser.parse_args()
 
 
 def main() -> None:
     """Attacks, prints and writes."""
     options = parse()
-    warnings.filterwarnings("ignore")
+    common.quiet()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     source = load_source(options.dataset, root=options.root)
     settings = {name: value for name, value in vars(options).items() if name not in ("out", "root")}
     stem = options.out / ("leakage_pa_cfl" + ("_smooth" if options.network == "smooth" else ""))
-    report: dict[str, Any] = {"settings": settings, "versions": versions(), "rows": []}
+    report: dict[str, Any] = {"settings": settings, "versions": common.versions(), "rows": []}
     pictures = []
     for number in range(options.images):
         rows, found = attacks(options, source, number)
         report["rows"] += rows
         pictures.append(found)
         # After every image, so that a run that is stopped leaves what it has.
-        stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+        common.write_json(stem.with_suffix(".json"), report)
         stem.with_suffix(".md").write_text(markdown(report, stem.name))
         draw(pictures, options.top_k, stem.with_suffix(".png"))
     print(markdown(report, stem.name))

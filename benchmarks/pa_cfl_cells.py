@@ -40,13 +40,12 @@ DEFAULTS: dict[str, Any] = {
     "noise": "simulated",
     "clients": 20,
     "round_epochs": 3,
-    "precision": "bf16-mixed",
     "threads": 1,
 }
 METHOD_OPTIONS = ("similarity", "epsilon", "sync_period", "global_step", "noise")
 _TAGS = {
     "similarity": "", "epsilon": "eps", "sync_period": "sync", "global_step": "", "noise": "", "clients": "clients",
-    "round_epochs": "epochs", "precision": "", "threads": "threads", "lr": "lr", "batch_size": "batch",
+    "round_epochs": "epochs", "threads": "threads", "lr": "lr", "batch_size": "batch",
 }  # fmt: skip
 
 
@@ -83,7 +82,7 @@ class Cell:
         return {name: value for name, value in self.given.items() if name not in unused}
 
     def varied(self) -> dict[str, Any]:
-        """The options that are not at their defaults, in the order of names."""
+        """The options that are not at their defaults, in the order of names; the precision follows the machine."""
         defaults = {**DEFAULTS, "lr": LR[self.dataset], "batch_size": BATCH_SIZE[self.dataset]}
         options = self.options
         return {name: options[name] for name in _TAGS if name in options and options[name] != defaults[name]}

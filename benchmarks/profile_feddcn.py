@@ -11,18 +11,16 @@ over the same batches (pairs run in turn in this process; the median of the rati
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import common
 import pytorch_lightning as pl
 import torch
-from reproduce_feddcn import ROOT, settings, versions
+from reproduce_feddcn import settings, versions
 from torch.profiler import ProfilerActivity, profile
 
 from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess
@@ -140,16 +138,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--rows", type=int, default=10800, help="rows of the client in the loop comparison")
     parser.add_argument("--skip-stages", action="store_true")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     options = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    common.quiet()
+    native = common.fast_precision() == "bf16-mixed"
     config = settings(options.dataset, options.scenario)
     arguments = config["model"]["init_args"]
     features = 64 if options.dataset == "digits" else 784
     results = []
     for threads in (1, 2):
-        for precision in ("32-true", "bf16-mixed"):
+        for precision in ("32-true", "bf16-mixed") if native else ("32-true",):
             torch.set_num_threads(threads)
             step = LocalStep(
                 arguments["client"]["init_args"], arguments["algorithm"]["init_args"], features, options.rows, precision
@@ -161,8 +159,8 @@ def main() -> None:
             results.append(row)
             print(row, flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"profile_feddcn_{options.dataset}.json"
-    path.write_text(json.dumps({"rounds": options.rounds, "rows": results, "versions": versions()}, indent=1) + "\n")
+    path = options.out / f"profile_feddcn_{options.dataset}{'' if native else '_no_bf16'}.json"
+    common.write_json(path, {"rounds": options.rounds, "rows": results, "versions": versions()})
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--variant", choices=sorted(VARIANTS), default="paper")
     parser.add_argument("--rounds", type=int, help="rounds at most; default: the configuration's")
     parser.add_argument("--patience", type=int, default=15)
-    parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--precision", default=common.fast_precision())
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--root", help="folder of the data; default: where the library looks")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -38,7 +38,6 @@ from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRIC
 from fedclust.federation.errors import ClientError
 from fedclust.privacy.ledger import Ledger
 
-VERSIONS = ("torch", "pytorch-lightning", "numpy", "scipy", "scikit-learn", "numba")
 TEST_FIGURES = ("acc_mean", "acc_worst", "acc_pooled", "f1_macro", "auc")
 
 
@@ -49,11 +48,6 @@ class History(pl.Callback):
     test_every: int
     rounds: int
     rows: list[dict[str, float]] = field(default_factory=list)
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Forgets the last round: a metric that a round does not have must not show the last one's value."""
-        assert isinstance(module, FederatedLoop)
-        module.latest = {}
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Takes one round's metrics."""
@@ -103,7 +97,7 @@ def run(cell: Cell, options: argparse.Namespace, work: Path) -> dict[str, Any]:
         "seconds": round(sum(loop.seconds.values()), 1),
         "stages": {name: round(value, 2) for name, value in loop.seconds.items()},
         "settings": cell.settings(), "rows_per_user": data.n_rows, "bytes": loop.byte_counts(),
-        "notes": loop.notes, "versions": common.versions(VERSIONS), "history": history.rows,
+        "notes": loop.notes, "versions": common.versions(), "history": history.rows,
     }  # fmt: skip
 
 
@@ -171,7 +165,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--global-step", choices=("unit", "mean_norm"), default=DEFAULTS["global_step"])
     parser.add_argument("--noise", choices=("simulated", "secure"), default=DEFAULTS["noise"],
                         help="simulated noise repeats with the seed and protects nobody")  # fmt: skip
-    parser.add_argument("--precision", default=DEFAULTS["precision"])
+    parser.add_argument("--precision", default=common.fast_precision())
     parser.add_argument("--threads", type=int, default=DEFAULTS["threads"])
     parser.add_argument("--lr", type=float, help=f"default by data set: {LR}")
     parser.add_argument("--batch-size", type=int, help=f"default by data set: {BATCH_SIZE}")

@@ -22,28 +22,25 @@ clusters  Set-2 (five label groups) and Dirichlet, N = 20 and 100. Set-2: adjust
           pairs of users, of the distance and the total variation distance of their label shares (given for Set-2 too,
           where label distances are 0 or 1).
 
-The warping similarities use all cores that the process may use, everything else --threads. On a processor without bf16
-instructions --precision 32-true is several times as fast as the default.
+The warping similarities use all cores that the process may use, everything else --threads. Training is in bf16-mixed
+where the processor has instructions for it, else in float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
-import warnings
 from pathlib import Path
 from typing import Any
 
-from reproduce_feddcn import ROOT, versions
+import common
 from similarity_cells import cluster_cell, overlap_cell
 from similarity_table import markdown
 
 from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRICS
 
 SIMILARITIES = (*SEQUENCE_METRICS, *GRADIENT_METRICS)
-FIXED = ("epochs", "lr", "batch_size", "top_k", "radius", "alpha", "min_size", "rows_per_label", "limit", "precision")
+FIXED = ("epochs", "lr", "batch_size", "top_k", "radius", "alpha", "min_size", "rows_per_label", "limit")
 Report = dict[str, Any]
 
 
@@ -88,9 +85,7 @@ def start_report(path: Path, options: argparse.Namespace) -> Report:
 
 def save(report: Report, path: Path) -> None:
     """Writes the JSON, whole or not at all, and the Markdown beside it."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(unfinished, path)
+    common.write_json(path, report)
     path.with_suffix(".md").write_text(markdown(report))
 
 
@@ -115,10 +110,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--min-size", type=int, default=2, help="fewest rows of a user of the Dirichlet partition")
     parser.add_argument("--rows-per-label", type=int, default=600, help="rows of each class of a user in `overlap`")
     parser.add_argument("--limit", type=int, default=0, help="training rows in `clusters`; 0 for all")
-    parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--precision", default=common.fast_precision())
     parser.add_argument("--threads", type=int, default=1, help="of local training")
     parser.add_argument("--root", help="folder of the data; default: where the library looks")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--table", action="store_true", help="only write the Markdown from the JSON")
     options = parser.parse_args()
     for name, known in (
@@ -136,8 +131,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Computes what is missing, prints and writes."""
     options = parse()
-    warnings.filterwarnings("ignore")
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    common.quiet()
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "similarity_pa_cfl.json"
     if options.table:
@@ -153,7 +147,13 @@ def main() -> None:
             continue
         found = finish(cell, names, options)
         found["by"] = known | found["by"]
-        report["cells"][key] = {**cell, "threads": options.threads, **found, "versions": versions()}
+        report["cells"][key] = {
+            **cell,
+            "threads": options.threads,
+            **found,
+            "versions": common.versions(),
+            "precision": options.precision,
+        }
         save(report, path)
         print(f"{key}: {found['train_seconds']} s of training", flush=True)
         for name in names:

@@ -205,7 +205,7 @@ class FederatedLoop(pl.LightningModule):
             "bytes/down": float(moved["down"]),
             "seconds/round": time.perf_counter() - start,
         }
-        self._log(metrics)
+        self._log(metrics, keep=tuple(f"{split}/" for split in SPLITS if split != "train"))
         # Local optimisers are unknown to the Trainer: without these two calls its global_step would stay 0 and
         # ModelCheckpoint would skip every save.
         progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
@@ -259,10 +259,12 @@ class FederatedLoop(pl.LightningModule):
     def _evaluate(self, split: str) -> None:
         with self._round(self.current_epoch + (split == "val")), self.server.stage("evaluate"):
             metrics = self.algorithm.evaluate(self.state, self.server, split)
-        self._log({f"{split}/{name}": value for name, value in metrics.items()})
+        others = tuple(name for name in self.latest if not name.startswith(f"{split}/"))
+        self._log({f"{split}/{name}": value for name, value in metrics.items()}, keep=others)
 
-    def _log(self, metrics: Metrics) -> None:
-        self.latest.update(metrics)
+    def _log(self, metrics: Metrics, keep: tuple[str, ...]) -> None:
+        """Logs metrics; of the former ones only those that start with an entry of `keep` are still the latest."""
+        self.latest = {name: value for name, value in self.latest.items() if name.startswith(keep)} | metrics
         values = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
 

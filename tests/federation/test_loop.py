@@ -246,3 +246,23 @@ def test_half_precision_that_is_only_emulated_is_announced(
         trainer(1, precision=precision).fit(module, datamodule=blobs())
         noted = any("32-true" in note for note in module.notes)
         assert noted == (precision == "bf16-mixed" and not native)
+
+
+def test_a_metric_that_a_round_does_not_give_is_not_the_one_before(loop: Any, blobs: Any, trainer: Any) -> None:
+    module = loop()
+    original = module.algorithm.round
+
+    def round(state: Any, cohort: Any, server: Any) -> Any:
+        state, metrics = original(state, cohort, server)
+        return state, {**metrics, **({"clusters/delta": 1.0} if server.context.round == 1 else {})}
+
+    module.algorithm.round = round
+    seen: list[dict[str, float]] = []
+
+    class Keep(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(dict(pl_module.latest))
+
+    trainer(2, callbacks=[Keep()]).fit(module, datamodule=blobs())
+    assert ["clusters/delta" in row for row in seen] == [True, False]
+    assert all(any(name.startswith("val/") for name in row) for row in seen)
