@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
@@ -71,3 +72,30 @@ def as_rows(x: Any, name: str = "x", who: str = "") -> Tensor:
     if bad:
         raise ValueError(f"{prefix(who)}{bad} of {len(rows)} rows of {name} hold NaN or infinite values")
     return rows
+
+
+def as_distances(distances: Any) -> NDArray[np.float64]:
+    """`distances` as float64 (N, N).
+
+    Raises:
+        ValueError: if it is not square, finite, at least 0, symmetric and zero on the diagonal.
+    """
+    matrix = np.asarray(distances, np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0:
+        raise ValueError(f"distances must be a square matrix of at least one client, got shape {matrix.shape}")
+    wrong = np.argwhere(~(np.isfinite(matrix) & (matrix >= 0)))
+    if len(wrong):
+        i, j = wrong[0]
+        raise ValueError(f"distances must be finite and at least 0, got {matrix[i, j]} between clients {i} and {j}")
+    wrong = np.argwhere(matrix != matrix.T)
+    if len(wrong):
+        i, j = wrong[0]
+        raise ValueError(
+            f"distances must be symmetric, got {matrix[i, j]} and {matrix[j, i]} between clients {i} and {j}"
+        )
+    if matrix.diagonal().any():
+        i = int(matrix.diagonal().nonzero()[0][0])
+        raise ValueError(
+            f"distances must be 0 on the diagonal, got {matrix[i, i]} for client {i}: are these similarities?"
+        )
+    return matrix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -30,14 +31,28 @@ def linkage_clusters(distances: Any) -> Labels:
     condensed = squareform(matrix, checks=False)
     if n <= 2 or np.ptp(condensed) == 0:
         return np.zeros(n, dtype=np.int64)
-    tree = scipy_linkage(condensed, method="average")
     best, chosen = -np.inf, np.zeros(n, dtype=np.int64)
-    for k in range(2, n):
-        labels = fcluster(tree, k, criterion="maxclust")
+    for labels in average_linkage_cuts(matrix, range(2, n)).values():
         score = silhouette(matrix, labels)
         if score is not None and score > best:
             best, chosen = score, labels
-    return by_first(chosen)
+    return chosen
+
+
+def average_linkage_cuts(distances: NDArray[np.float64], counts: Iterable[int]) -> dict[int, Labels]:
+    """Average-linkage clusters for several numbers of clusters.
+
+    Args:
+        distances: (N, N) symmetric, zero diagonal.
+        counts: Numbers of clusters K, each in 1..N.
+
+    Returns:
+        K → (N,) int64, numbered in the order of their first member. A K that equal heights in the tree rule out is
+        left out.
+    """
+    tree = scipy_linkage(squareform(distances, checks=False), method="average")
+    cuts = {k: by_first(fcluster(tree, k, criterion="maxclust")) for k in counts}
+    return {k: labels for k, labels in cuts.items() if len(np.unique(labels)) == k}
 
 
 def silhouette(distances: Any, labels: Any) -> float | None:

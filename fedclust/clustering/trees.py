@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedclust.clustering.checks import as_distances
+
 Labels = NDArray[np.int64]
 Matrix = NDArray[np.float64]
 _ALONE = "leaves a client alone"
@@ -69,7 +71,7 @@ def minimum_spanning_tree(distances: Any) -> list[Edge]:
     Raises:
         ValueError: if the matrix is none of the kind.
     """
-    return [Edge(a, b, weight) for weight, a, b in _tree(_checked(distances))]
+    return [Edge(a, b, weight) for weight, a, b in _tree(as_distances(distances))]
 
 
 def medoid_davies_bouldin(distances: Any, labels: Any) -> float | None:
@@ -90,7 +92,7 @@ def medoid_davies_bouldin(distances: Any, labels: Any) -> float | None:
     Raises:
         ValueError: if the matrix is none of the kind or the labels do not fit.
     """
-    matrix = _checked(distances)
+    matrix = as_distances(distances)
     values = np.asarray(labels)
     if values.shape != (len(matrix),) or values.dtype.kind not in "iu":
         raise ValueError(f"labels must be integers of shape ({len(matrix)},), got {values.dtype} of {values.shape}")
@@ -112,7 +114,7 @@ def adaptive_clusters(distances: Any, ids: Sequence[Hashable] | None = None) -> 
     Raises:
         ValueError: if the matrix is none of the kind or the ids do not fit.
     """
-    matrix = _checked(distances)
+    matrix = as_distances(distances)
     names = _names(ids, len(matrix))
     try:
         order = np.array(sorted(range(len(names)), key=lambda i: names[i]), np.int64)
@@ -247,28 +249,3 @@ def _names(ids: Sequence[Hashable] | None, n: int) -> list[Any]:
     if len(names) != n or len(set(names)) != n:
         raise ValueError(f"ids must be {n} distinct names, got {len(names)} with {len(set(names))} distinct")
     return names
-
-
-def _checked(distances: Any) -> Matrix:
-    """`distances` as float64 (N, N).
-
-    Raises:
-        ValueError: if it is not square, finite, at least 0, symmetric and zero on the diagonal.
-    """
-    matrix = np.asarray(distances, np.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) == 0:
-        raise ValueError(f"distances must be a square matrix of at least one client, got shape {matrix.shape}")
-    wrong = np.argwhere(~(np.isfinite(matrix) & (matrix >= 0)))
-    if len(wrong):
-        i, j = wrong[0]
-        raise ValueError(f"distances must be finite and at least 0, got {matrix[i, j]} between clients {i} and {j}")
-    wrong = np.argwhere(matrix != matrix.T)
-    if len(wrong):
-        i, j = wrong[0]
-        raise ValueError(
-            f"distances must be symmetric, got {matrix[i, j]} and {matrix[j, i]} between clients {i} and {j}"
-        )
-    if matrix.diagonal().any():
-        i = int(matrix.diagonal().nonzero()[0][0])
-        raise ValueError(f"distances must be 0 on the diagonal, got {matrix[i, i]} for client {i}")
-    return matrix
