@@ -16,7 +16,7 @@ from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext, make_fabric
 from fedclust.federation.errors import ClientError, Failure, RoundFailedError
 from fedclust.federation.message import Message, Value, check_message, copied
-from fedclust.federation.store import StateStore, Traffic, fingerprints
+from fedclust.federation.store import Fingerprints, StateStore, Traffic
 
 OnReply = Callable[[int, Message], None]
 
@@ -92,8 +92,8 @@ class Backend(ABC):
     ) -> dict[int, Message]:
         """Has clients run one action, or several in one trip, and returns their replies.
 
-        The bytes of a trip's message count for its first action, each reply for its own action. A shared value that a
-        client already holds (same name, same content) is not counted again.
+        The bytes of a trip's message count for its first action, each reply for its own action. A shared value, or a
+        tensor, that a client already holds (same name, same content) is not counted again.
 
         Args:
             actions: Name of one action, or names run in this order on the same message; their replies are merged.
@@ -114,9 +114,11 @@ class Backend(ABC):
         shared = check_message(shared or {}, "server")
         messages = {client: check_message(to[client], "server") for client in sorted(to)}
         self._check(names, messages, shared)
-        prints, sizes = fingerprints(shared)
+        fingerprints = Fingerprints()
+        common = fingerprints.of(shared)
         for client, message in messages.items():
-            self.traffic.down(names[0], client, message, prints, sizes)
+            prints = {**common, **fingerprints.of_tensors(message)}
+            self.traffic.down(names[0], client, {**shared, **message}, prints)
         replies: dict[int, Message] = {}
         failed: list[Failure] = []
         for outcome in in_order(self.run(names, messages, shared), list(messages)):

@@ -6,6 +6,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+from torch import Tensor
+
 from fedclust.federation.message import Message, Value, copied, digest, message_bytes, pack, unpack, value_bytes
 
 
@@ -71,15 +74,22 @@ class Traffic:
         self._held: dict[int, dict[str, bytes]] = {}
         self._marked = {"up": 0, "down": 0}
 
-    def down(self, action: str, client: int, message: Mapping[str, Value], fingerprints: Mapping[str, bytes],
-             sizes: Mapping[str, int]) -> None:  # fmt: skip
-        """Counts a message to a client, with the shared values that this client does not hold yet."""
+    def down(self, action: str, client: int, message: Mapping[str, Value], prints: Mapping[str, bytes]) -> None:
+        """Counts a message to a client, without the values that this client holds already.
+
+        Args:
+            action: The action that the bytes count for.
+            client: The client.
+            message: All that it is sent, shared values included.
+            prints: Fingerprints of the values that a client can hold; all others count every time.
+        """
         held = self._held.setdefault(client, {})
-        total = message_bytes(message)
-        for name, fingerprint in fingerprints.items():
-            if held.get(name) != fingerprint:
-                held[name] = fingerprint
-                total += sizes[name]
+        total = 0
+        for name, value in message.items():
+            if name not in prints or held.get(name) != prints[name]:
+                total += value_bytes(value)
+            if name in prints:
+                held[name] = prints[name]
         self._count(action, "down", total)
 
     def up(self, action: str, reply: Mapping[str, Value]) -> None:
@@ -120,8 +130,21 @@ class Traffic:
         self._counts.setdefault(action, {"up": 0, "down": 0})[direction] += size
 
 
-def fingerprints(shared: Mapping[str, Value]) -> tuple[dict[str, bytes], dict[str, int]]:
-    """Digest and size of every shared value."""
-    return {name: digest(value) for name, value in shared.items()}, {
-        name: value_bytes(value) for name, value in shared.items()
-    }
+class Fingerprints:
+    """Digests of values, each object's computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Value, bytes]] = {}
+
+    def of(self, values: Mapping[str, Value]) -> dict[str, bytes]:
+        """Name → digest."""
+        return {name: self._of(value) for name, value in values.items()}
+
+    def of_tensors(self, values: Mapping[str, Value]) -> dict[str, bytes]:
+        """Name → digest, of tensors and arrays only."""
+        return self.of({name: value for name, value in values.items() if isinstance(value, Tensor | np.ndarray)})
+
+    def _of(self, value: Value) -> bytes:
+        if id(value) not in self._known:
+            self._known[id(value)] = (value, digest(value))  # kept, so that no other object gets its id
+        return self._known[id(value)][1]

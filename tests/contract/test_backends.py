@@ -196,6 +196,17 @@ def test_bytes_are_counted_per_action_and_shared_values_once(make: Any, connecte
     assert backend.traffic.counts()["pull"] == {"up": 8 * 40, "down": 4 * 32 + 4 * 8}
 
 
+def test_tensors_sent_to_one_client_count_once_too(make: Any, connected: Any) -> None:
+    backend = connected(make)
+    for expected in (4 * 24, 4 * 24):
+        backend.ask("pull", everyone(w=W))
+        assert backend.traffic.counts()["pull"]["down"] == expected
+    backend.ask("pull", {1: {"w": W + 1}, 2: {"w": W}})
+    assert backend.traffic.counts()["pull"]["down"] == 5 * 24
+    backend.ask("pull", {1: {"w": W}})
+    assert backend.traffic.counts()["pull"]["down"] == 6 * 24
+
+
 def test_threads_are_set_for_the_work_and_put_back(make: Any, connected: Any) -> None:
     backend = connected(make, threads=2)
     before, seen = torch.get_num_threads(), []

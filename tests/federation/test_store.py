@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclust.federation.message import Message, digest
-from fedclust.federation.store import StateStore, Traffic, fingerprints
+from fedclust.federation.store import Fingerprints, StateStore, Traffic
 
 
 def state(value: float, size: int = 10) -> Message:
@@ -103,7 +103,7 @@ def test_a_negative_budget_is_refused() -> None:
 
 
 def ask(traffic: Traffic, client: int, message: Message, shared: Message, action: str = "a") -> None:
-    traffic.down(action, client, message, *fingerprints(shared))
+    traffic.down(action, client, {**shared, **message}, Fingerprints().of(shared))
 
 
 def test_shared_values_count_once_per_client_until_they_change() -> None:
@@ -143,7 +143,19 @@ def test_counts_are_copies() -> None:
     assert traffic.total("up") == 8
 
 
-def test_fingerprints() -> None:
-    prints, sizes = fingerprints({"a": torch.zeros(2), "b": "x"})
-    assert prints == {"a": digest(torch.zeros(2)), "b": digest("x")}
-    assert sizes == {"a": 8, "b": 1}
+def test_fingerprints_follow_content_and_are_computed_once_per_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    value, prints = torch.zeros(2), Fingerprints()
+    assert prints.of({"a": value, "b": "x"}) == {"a": digest(value), "b": digest("x")}
+    monkeypatch.setattr("fedclust.federation.store.digest", lambda value: pytest.fail("computed again"))
+    assert prints.of_tensors({"c": value, "n": 3}) == {"c": digest(value)}
+
+
+def test_interval_bytes_survive_an_export() -> None:
+    traffic = Traffic()
+    traffic.up("a", {"n": 1})
+    assert traffic.since_mark() == {"up": 8, "down": 0}
+    traffic.up("a", {"n": 1, "m": 2})
+    resumed = Traffic()
+    resumed.load(traffic.export())
+    assert resumed.since_mark() == traffic.since_mark() == {"up": 16, "down": 0}
+    assert traffic.since_mark() == {"up": 0, "down": 0}
