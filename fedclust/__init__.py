@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedclust.algorithms.fedavg import FedAvg
     from fedclust.algorithms.feddcn import FedDCN
+    from fedclust.algorithms.fmcl import FMCL
     from fedclust.algorithms.local_only import LocalOnly
     from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
     from fedclust.api import cluster, federate
@@ -32,6 +33,7 @@ _HOMES = {
     "ClientContext": "fedclust.federation.context",
     "ClientModule": "fedclust.federation.client",
     "Dirichlet": "fedclust.data.partition",
+    "FMCL": "fedclust.algorithms.fmcl",
     "FedAvg": "fedclust.algorithms.fedavg",
     "PrivateAdaptiveCFL": "fedclust.algorithms.pa_cfl",
     "FedDCN": "fedclust.algorithms.feddcn",
@@ -59,6 +61,7 @@ _HOMES = {
 
 __version__ = "0.1.0"
 __all__ = [
+    "FMCL",
     "Algorithm",
     "Backend",
     "ClientContext",

@@ -23,7 +23,7 @@ from fedclust.federation.algorithm import Algorithm, State
 from fedclust.federation.checkpoint import FORMAT, KEY
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext, make_fabric
-from fedclust.federation.message import unpack
+from fedclust.federation.message import Message, unpack
 
 _EXTRAS = "result"
 _OWN_PACKAGES = ("fedclust", "lightning_modules")
@@ -84,6 +84,24 @@ class Result:
         ctx = ClientContext("the new client", 1, self.entry["seed"], fabric, data=data)
         return self.algorithm.assign_client(self.state, self._new_module(), ctx)
 
+    def signature(self, client: int) -> Message:
+        """What a client told of its data to be grouped; the method's documentation says what it holds.
+
+        Raises:
+            ValueError: If the method asks for no such thing, or has none of this client.
+        """
+        return self.algorithm.signature_of(self.state, client)
+
+    def module_of_cluster(self, cluster: int) -> ClientModule:
+        """A module with the model of one cluster of clients, for a client that `assign` put there.
+
+        Raises:
+            ValueError: If the method has no model per cluster, or no such cluster.
+        """
+        module = self.algorithm.module_for_cluster(self.state, self._new_module(), cluster)
+        module.eval()
+        return module
+
     def module_of(self, client: int) -> ClientModule:
         """A module with the model that one client uses: its own where the method keeps one, else the same for all.
 
@@ -99,7 +117,7 @@ class Result:
         module.eval()
         return module
 
-    def predict(self, x: Any, client: int | None = None) -> np.ndarray[Any, Any]:
+    def predict(self, x: Any, client: int | None = None, *, cluster: int | None = None) -> np.ndarray[Any, Any]:
         """Cluster of every row, or its class where the method learns classes.
 
         Args:
@@ -107,6 +125,7 @@ class Result:
                 fitted scaling ("minmax", "standard") is applied, all else is taken as it is. Or a `Table` of a data
                 module, such as `data.test`, whose rows are scaled already.
             client: Whose model to use; needed where each client or cluster has a model of its own.
+            cluster: Which cluster's model to use instead, such as the one that `assign` gave.
 
         Returns:
             (n,) int64.
@@ -115,14 +134,14 @@ class Result:
             ValueError: For another number of features, values that are not finite, an unknown client, or none where
                 one is needed.
         """
-        return self._assignments(x, client)[0].numpy()
+        return self._assignments(x, client, cluster)[0].numpy()
 
-    def distances(self, x: Any, client: int | None = None) -> np.ndarray[Any, Any]:
+    def distances(self, x: Any, client: int | None = None, *, cluster: int | None = None) -> np.ndarray[Any, Any]:
         """Distance of every row to its cluster's centre in the latent space, (n,) float32.
 
         Where the method learns classes: one minus the predicted class's probability.
         """
-        return self._assignments(x, client)[1].numpy()
+        return self._assignments(x, client, cluster)[1].numpy()
 
     def transform(self, x: Any) -> np.ndarray[Any, Any]:
         """Latents of every row, (n, latent_dim) float32.
@@ -153,17 +172,23 @@ class Result:
         return Inputs(tuple(self.entry["input_shape"]), self.entry["n_classes"], scaling)
 
     def _new_module(self) -> ClientModule:
-        module = type(self.module)(**self.entry["client_args"])
+        module = _made(type(self.module), self.entry["client_args"])
         module.build(tuple(self.entry["input_shape"]), self.entry["n_classes"])
         return module
 
-    def _assignments(self, x: Any, client: int | None) -> tuple[Tensor, Tensor]:
-        if client is None and self.algorithm.personal:
+    def _assignments(self, x: Any, client: int | None, cluster: int | None) -> tuple[Tensor, Tensor]:
+        if client is not None and cluster is not None:
+            raise ValueError("give a client or a cluster, not both")
+        if client is None and cluster is None and self.algorithm.personal:
             raise ValueError(
                 f"with {self.algorithm.__name__} each client has a model of its own: say whose to use, client=0 … "
                 f"{self.entry['n_clients'] - 1}"
             )
-        module: Any = self.module if client is None else self.module_of(client)
+        module: Any = self.module
+        if client is not None:
+            module = self.module_of(client)
+        elif cluster is not None:
+            module = self.module_of_cluster(cluster)
         labels, distances = module.assignments(self._inputs().rows(x))
         return labels, distances
 
@@ -208,7 +233,7 @@ def result_from(
     """
     algorithm = algorithm or _class(entry["algorithm"], Algorithm)
     client = client or _class(entry["client"], ClientModule)
-    module = client(**entry["client_args"])
+    module: ClientModule = _made(client, entry["client_args"])
     module.build(tuple(entry["input_shape"]), entry["n_classes"])
     state = algorithm.state_class.from_flat(entry["state"])
     algorithm.module_for(state, module)
@@ -217,6 +242,16 @@ def result_from(
         metrics=dict(extras["metrics"]), history=list(extras["history"]), notes=list(extras["notes"]),
         summary=dict(extras["summary"]), state=state, algorithm=algorithm, module=module, entry=entry,
     )  # fmt: skip
+
+
+def _made(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
+    """An object from the plain arguments that a checkpoint holds."""
+    given = {}
+    for name, value in arguments.items():
+        if isinstance(value, Mapping):
+            value = _made(_class(value["class_path"], object), value["init_args"])
+        given[name] = value
+    return cls(**given)
 
 
 def _checkpoint_in(path: Path) -> Path:

@@ -18,12 +18,13 @@ from fedclust.federation.message import Message, read_int, tensors_under, with_p
 from fedclust.scores import class_confusion, roc_auc
 from lightning_modules import networks
 
-NetworkName = Literal["cnn", "small_cnn", "resnet10", "mlp"]
+NetworkName = Literal["cnn", "small_cnn", "resnet10", "mlp", "linear"]
 _NETWORKS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "cnn": networks.image_cnn,
     "small_cnn": networks.small_cnn,
     "resnet10": networks.resnet10,
     "mlp": networks.mlp,
+    "linear": networks.linear,
 }
 _CHUNK = 1024
 _OWN_MARK = "has_own"
@@ -33,7 +34,8 @@ class Classifier(ClientModule):
     """Trains a network with cross-entropy and SGD.
 
     Args:
-        network: "cnn" (two 5×5 convolutions), "small_cnn" (for 8×8 images), "resnet10" (RGB images) or "mlp".
+        network: "cnn" (two 5×5 convolutions), "small_cnn" (for 8×8 images), "resnet10" (RGB images), "mlp", or
+            "linear" for features.
         lr: Learning rate of SGD.
         momentum: Momentum of SGD.
         batch_size: Rows per batch; a client with fewer rows uses one batch of all its rows.

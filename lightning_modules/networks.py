@@ -116,6 +116,11 @@ def mlp(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 128), nn.ReLU(), nn.Linear(128, n_classes))
 
 
+def linear(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
+    """Flatten, one Linear to the classes; for features of a frozen encoder."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), n_classes))
+
+
 def _image(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(

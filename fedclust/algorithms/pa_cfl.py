@@ -6,12 +6,12 @@ The class is `PrivateAdaptiveCFL`, because PACFL is another method's name (princ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import mean
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fedclust.algorithms.groups import nearest_cluster
 from fedclust.algorithms.pa_cfl_round import Round
 from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRICS, Observer
 from fedclust.algorithms.supervised import OwnModelAlgorithm, OwnModelState
@@ -179,11 +179,9 @@ class PrivateAdaptiveCFL(OwnModelAlgorithm):
         }
         own = read_tensor(module.act("describe", message, ctx), "ms/sequence")
         metric = state.similarity if state.similarity in SEQUENCE_METRICS else "index_overlap"
-        distances: dict[int, list[float]] = {}
-        for user, cluster in clusters.items():
-            pair = [own.numpy(), state.first_sequences[user].numpy()]
-            distances.setdefault(cluster, []).append(pairwise(pair, metric, radius=state.radius)[0, 1])
-        return min(sorted(distances), key=lambda cluster: mean(distances[cluster]))
+        firsts = [state.first_sequences[user].numpy() for user in clusters]
+        distances = [pairwise([own.numpy(), first], metric, radius=state.radius)[0, 1] for first in firsts]
+        return nearest_cluster(clusters.values(), distances)
 
     def _k(self, server: Server) -> int:
         return count_of(self.top_k, parameter_count(server.module))

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
+from fedclust.algorithms.groups import group_metrics
 from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, AggregationServer, ManagementServer, Router
 from fedclust.clustering.linkage import separation, silhouette
 from fedclust.clustering.spherical import SphericalClusters
@@ -121,7 +121,6 @@ class Round:
         }
         self.server.ask("absorb", to)
         return {
-            "clusters/final": float(len(aggregates)),
             "clusters/synchronised": float(synchronised),
             "bytes/ms_received": float(self.router.received["ms"]),
             "bytes/as_received": float(self.router.received["as"]),
@@ -222,8 +221,4 @@ class Round:
             ):
                 if value is not None:
                     metrics[name] = value
-        planted = self.server.planted
-        if planted is not None:
-            truth = [planted[user] for user in self.users]
-            metrics["clients/ari"] = float(adjusted_rand_score(truth, labels))
-        return metrics
+        return metrics | group_metrics(self.server, self.clusters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, cast
 
@@ -32,9 +32,9 @@ class SupervisedAlgorithm(Algorithm):
     def shared_model(self, state: State) -> Message:
         """The part of the model message that is the same for all clients."""
 
-    def own_model(self, state: State, client: int) -> Message:
-        """One client's part of the model message; empty where the model is one for all or stays with the client."""
-        return {}
+    def own_models(self, state: State, clients: Sequence[int]) -> dict[int, Message]:
+        """Each client's part of the model message; empty where the model is one for all or stays with the client."""
+        return {client: {} for client in clients}
 
     def metric_names(self, labels: bool) -> frozenset[str]:
         """What `evaluate` gives on validation rows, and the training loss."""
@@ -43,7 +43,7 @@ class SupervisedAlgorithm(Algorithm):
     def evaluate(self, state: State, server: Server, split: str) -> Metrics:
         """Mean, worst and pooled accuracy, macro-F1 and area under the ROC over the clients' rows of one split."""
         shared: dict[str, Value] = {**self.shared_model(state), "split": split}
-        to = {client: self.own_model(state, client) for client in server.clients}
+        to = self.own_models(state, server.clients)
         confusions: list[Tensor] = []
         areas: list[float | None] = []
 
@@ -61,7 +61,7 @@ class SupervisedAlgorithm(Algorithm):
     def assign(self, state: State, server: Server, client: int, split: str) -> Message:
         """Predicted class of every row of one client's split."""
         shared: dict[str, Value] = {**self.shared_model(state), "split": split}
-        return server.ask(self.assign_action, {client: self.own_model(state, client)}, shared=shared)[client]
+        return server.ask(self.assign_action, self.own_models(state, [client]), shared=shared)[client]
 
 
 class KeepsOwnModel(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster
+from scipy.cluster.hierarchy import cut_tree
 from scipy.cluster.hierarchy import linkage as scipy_linkage
 from scipy.spatial.distance import squareform
 from sklearn.metrics import silhouette_score
@@ -47,12 +47,13 @@ def average_linkage_cuts(distances: NDArray[np.float64], counts: Iterable[int]) 
         counts: Numbers of clusters K, each in 1..N.
 
     Returns:
-        K → (N,) int64, numbered in the order of their first member. A K that equal heights in the tree rule out is
-        left out.
+        K → (N,) int64, numbered in the order of their first member; exactly K clusters, also where heights are equal.
     """
+    wanted = list(counts)
+    if not wanted:
+        return {}
     tree = scipy_linkage(squareform(distances, checks=False), method="average")
-    cuts = {k: by_first(fcluster(tree, k, criterion="maxclust")) for k in counts}
-    return {k: labels for k, labels in cuts.items() if len(np.unique(labels)) == k}
+    return {k: by_first(labels) for k, labels in zip(wanted, cut_tree(tree, wanted).T, strict=True)}
 
 
 def silhouette(distances: Any, labels: Any) -> float | None:

@@ -99,10 +99,7 @@ def signature_distances(
     Raises:
         ValueError: For arguments out of range, or signatures of different widths.
     """
-    if positive("far_factor", far_factor) < 1:
-        raise ValueError(f"far_factor must be at least 1, got {far_factor!r}")
-    if not 0 < real_number("far_percentile", far_percentile) <= 100:
-        raise ValueError(f"far_percentile must be above 0 and at most 100, got {far_percentile!r}")
+    check_far(far_factor, far_percentile)
     means, weights = _dense(signatures)
     directions = _directions(means, weights, center)
     shared = np.zeros((len(weights), len(weights)))
@@ -121,6 +118,25 @@ def signature_distances(
     overlaps = (shared + shared.T) / 2
     np.fill_diagonal(overlaps, 1.0)
     return _with_far(distances, overlaps, far_factor, far_percentile)
+
+
+def check_far(factor: float, percentile: float) -> tuple[float, float]:
+    """Both as floats.
+
+    Raises:
+        ValueError: Unless the factor is at least 1 and the percentile in (0, 100].
+    """
+    if positive("far_factor", factor) < 1:
+        raise ValueError(f"far_factor must be at least 1, got {factor!r}")
+    if not 0 < real_number("far_percentile", percentile) <= 100:
+        raise ValueError(f"far_percentile must be above 0 and at most 100, got {percentile!r}")
+    return float(factor), float(percentile)
+
+
+def mean_signature(signatures: Sequence[Signature]) -> Tensor:
+    """(d,) float64: the mean over clients of their class means, each weighted by its share."""
+    means, weights = _dense(signatures)
+    return torch.from_numpy(np.einsum("nc,ncd->d", weights, means) / len(means))
 
 
 def _with_far(

@@ -191,6 +191,24 @@ class Algorithm(ABC):
         """
         raise ValueError(f"{cls.__name__} does not group clients")
 
+    @classmethod
+    def module_for_cluster(cls, state: State, module: ClientModule, cluster: int) -> ClientModule:
+        """Loads the model of one cluster of clients, and returns the module.
+
+        Raises:
+            ValueError: If the method has no model per cluster, or no such cluster.
+        """
+        raise ValueError(f"{cls.__name__} has no model per cluster")
+
+    @classmethod
+    def signature_of(cls, state: State, client: int) -> Message:
+        """What a client told of its data to be grouped.
+
+        Raises:
+            ValueError: If the method asks for no such thing, or has none of this client.
+        """
+        raise ValueError(f"{cls.__name__} has no signatures")
+
     def metric_names(self, labels: bool) -> frozenset[str]:
         """Names that can be monitored, so that a misspelt monitor is refused before training; empty if not known.
 

@@ -84,11 +84,17 @@ def class_path(cls: type) -> str:
 def plain_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A module's arguments as plain values, so that a checkpoint loads without pickled objects.
 
+    An object that knows the arguments it was made from (`init_args`) becomes {"class_path": …, "init_args": …}.
+
     Raises:
         TypeError: If an argument is of another type; names it.
     """
     plain: dict[str, Any] = {}
     for name, value in arguments.items():
+        own = getattr(value, "init_args", None)
+        if isinstance(own, Mapping):
+            plain[name] = {"class_path": class_path(type(value)), "init_args": plain_arguments(own)}
+            continue
         value = list(value) if isinstance(value, tuple) else value
         value = value.item() if isinstance(value, np.generic) else value
         entries = value if isinstance(value, list) else [value]
