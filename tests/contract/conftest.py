@@ -76,7 +76,7 @@ METHODS = {
     "FedDCN": Method(_feddcn, _dcn),
     "FedAvg": Method(FedAvg, _classifier, needs_labels=True),
     "LocalOnly": Method(LocalOnly, _classifier, needs_labels=True),
-    "FMCL": Method(lambda: FMCL(n_clusters=2), _fmcl_client, needs_labels=True),
+    "FMCL": Method(FMCL, _fmcl_client, needs_labels=True),
     "PrivateAdaptiveCFL": Method(_private(), _private_client, needs_labels=True),
     "PrivateAdaptiveCFL without privacy": Method(
         _private(privacy=False, similarity="index_overlap", recluster_every=2), _private_client, needs_labels=True
