@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedclust.algorithms.fedavg import FedAvg
     from fedclust.algorithms.feddcn import FedDCN
+    from fedclust.algorithms.flameche import FLAMECHE
     from fedclust.algorithms.fmcl import FMCL
     from fedclust.algorithms.local_only import LocalOnly
     from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
@@ -33,6 +34,7 @@ _HOMES = {
     "ClientContext": "fedclust.federation.context",
     "ClientModule": "fedclust.federation.client",
     "Dirichlet": "fedclust.data.partition",
+    "FLAMECHE": "fedclust.algorithms.flameche",
     "FMCL": "fedclust.algorithms.fmcl",
     "FedAvg": "fedclust.algorithms.fedavg",
     "PrivateAdaptiveCFL": "fedclust.algorithms.pa_cfl",
@@ -61,6 +63,7 @@ _HOMES = {
 
 __version__ = "0.1.0"
 __all__ = [
+    "FLAMECHE",
     "FMCL",
     "Algorithm",
     "Backend",

@@ -85,12 +85,12 @@ class Result:
         return self.algorithm.assign_client(self.state, self._new_module(), ctx)
 
     def signature(self, client: int) -> Message:
-        """What a client told of its data to be grouped; the method's documentation says what it holds.
+        """What describes a client's data where clients are grouped by it; the method says what it holds.
 
         Raises:
             ValueError: If the method asks for no such thing, or has none of this client.
         """
-        return self.algorithm.signature_of(self.state, client)
+        return self.algorithm.signature_of(self.state, client, self._own_state(client))
 
     def module_of_cluster(self, cluster: int) -> ClientModule:
         """A module with the model of one cluster of clients, for a client that `assign` put there.
@@ -108,11 +108,7 @@ class Result:
         Raises:
             ValueError: If there is no such client.
         """
-        known = range(self.entry["n_clients"])
-        if client not in known:
-            raise ValueError(f"there is no client {client!r}; ids are 0..{len(known) - 1}")
-        own = self.entry["clients"].get(client)
-        state = {} if own is None else unpack(own)
+        state = self._own_state(client)
         module = self.algorithm.module_for_client(self.state, self._new_module(), client, state)
         module.eval()
         return module
@@ -165,6 +161,13 @@ class Result:
         }
         torch.save({KEY: self.entry, _EXTRAS: extras}, path)
         return path
+
+    def _own_state(self, client: int) -> Message:
+        known = range(self.entry["n_clients"])
+        if client not in known:
+            raise ValueError(f"there is no client {client!r}; ids are 0..{len(known) - 1}")
+        own = self.entry["clients"].get(client)
+        return {} if own is None else unpack(own)
 
     def _inputs(self) -> Inputs:
         saved = self.entry["scaling"]

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_modules.classifier import Classifier
     from lightning_modules.dcn import DCN
+    from lightning_modules.flameche import FLAMECHEClient
     from lightning_modules.fmcl import FMCLClient
     from lightning_modules.pa_cfl import PrivateAdaptiveClient
 
 _HOMES = {
     "Classifier": "lightning_modules.classifier",
     "DCN": "lightning_modules.dcn",
+    "FLAMECHEClient": "lightning_modules.flameche",
     "FMCLClient": "lightning_modules.fmcl",
     "PrivateAdaptiveClient": "lightning_modules.pa_cfl",
 }
 
-__all__ = ["DCN", "Classifier", "FMCLClient", "PrivateAdaptiveClient"]
+__all__ = ["DCN", "Classifier", "FLAMECHEClient", "FMCLClient", "PrivateAdaptiveClient"]
 
 
 def __getattr__(name: str) -> Any:

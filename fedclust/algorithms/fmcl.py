@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from fedclust.clustering.signatures import Signature, SignatureDistances, check_
 from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext
-from fedclust.federation.message import Message, read_tensor
+from fedclust.federation.message import Message, Value, read_tensor
 
 
 @dataclass
@@ -130,7 +131,7 @@ class FMCL(ClusterModelAlgorithm):
         """The cluster whose clients' signatures are nearest on average to the new client's."""
         assert isinstance(state, FMCLState)
         known = cls.assignments(state)
-        signatures = [_signature(cls.signature_of(state, client)) for client in known]
+        signatures = [_signature(cls.signature_of(state, client, {})) for client in known]
         signatures.append(_signature(module.act("describe_classes", {}, ctx)))
         found = signature_distances(
             signatures, center=state.center, overlap_scaling=state.overlap_scaling,
@@ -139,7 +140,7 @@ class FMCL(ClusterModelAlgorithm):
         return nearest_cluster(known.values(), found.distances[-1, :-1])
 
     @classmethod
-    def signature_of(cls, state: State, client: int) -> Message:
+    def signature_of(cls, state: State, client: int, own: Mapping[str, Value]) -> Message:
         """The client's "classes" (C,), "means" (C, d) and "weights" (C,)."""
         assert isinstance(state, FMCLState)
         start = f"{client}/"

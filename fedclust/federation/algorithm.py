@@ -201,8 +201,13 @@ class Algorithm(ABC):
         raise ValueError(f"{cls.__name__} has no model per cluster")
 
     @classmethod
-    def signature_of(cls, state: State, client: int) -> Message:
-        """What a client told of its data to be grouped.
+    def signature_of(cls, state: State, client: int, own: Mapping[str, Value]) -> Message:
+        """What describes a client's data where clients are grouped by it.
+
+        Args:
+            state: The state.
+            client: The client's id.
+            own: The client's own state between rounds, as a checkpoint holds it.
 
         Raises:
             ValueError: If the method asks for no such thing, or has none of this client.

@@ -58,7 +58,7 @@ def test_grouping_costs_one_message_and_rounds_cost_no_more_of_it(run: Any) -> N
 
 def test_distances_are_those_of_the_signatures(run: Any) -> None:
     loop = run()
-    told = [FMCL.signature_of(loop.state, client) for client in range(9)]
+    told = [FMCL.signature_of(loop.state, client, {}) for client in range(9)]
     signatures = [Signature(one["classes"], one["means"], one["weights"]) for one in told]
     expected = signature_distances(signatures).distances
     assert np.allclose(loop.state.distances.numpy(), expected)
@@ -106,7 +106,7 @@ def test_a_new_client_joins_without_training_and_gets_its_groups_model() -> None
     with pytest.raises(ValueError, match="not both"):
         result.predict(x, client=0, cluster=0)
     assert result.signature(0)["classes"].tolist() == [0, 1]
-    with pytest.raises(ValueError, match="no signature of client 9"):
+    with pytest.raises(ValueError, match="no client 9"):
         result.signature(9)
 
 

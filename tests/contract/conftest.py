@@ -13,6 +13,7 @@ import torch
 
 from fedclust.algorithms.fedavg import FedAvg
 from fedclust.algorithms.feddcn import FedDCN
+from fedclust.algorithms.flameche import FLAMECHE
 from fedclust.algorithms.fmcl import FMCL
 from fedclust.algorithms.local_only import LocalOnly
 from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
@@ -23,6 +24,7 @@ from fedclust.federation.message import digest
 from fedclust.report.predictions import weights_only
 from lightning_modules.classifier import Classifier
 from lightning_modules.dcn import DCN
+from lightning_modules.flameche import FLAMECHEClient
 from lightning_modules.fmcl import FMCLClient
 from lightning_modules.pa_cfl import PrivateAdaptiveClient
 
@@ -72,11 +74,16 @@ def _fmcl_client() -> FMCLClient:
     return FMCLClient(network="mlp", lr=0.1, batch_size=8)
 
 
+def _flameche_client() -> FLAMECHEClient:
+    return FLAMECHEClient("mlp", lr=0.1, batch_size=8)
+
+
 METHODS = {
     "FedDCN": Method(_feddcn, _dcn),
     "FedAvg": Method(FedAvg, _classifier, needs_labels=True),
     "LocalOnly": Method(LocalOnly, _classifier, needs_labels=True),
     "FMCL": Method(FMCL, _fmcl_client, needs_labels=True),
+    "FLAMECHE": Method(lambda: FLAMECHE(1), _flameche_client, needs_labels=True),
     "PrivateAdaptiveCFL": Method(_private(), _private_client, needs_labels=True),
     "PrivateAdaptiveCFL without privacy": Method(
         _private(privacy=False, similarity="index_overlap", recluster_every=2), _private_client, needs_labels=True

@@ -1,0 +1,75 @@
+"""FLAMECHE's client: a classifier that describes its rows by a random network and finds its own cluster."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from fedclust.clustering.checks import prefix
+from fedclust.clustering.mixtures import MIXTURES, Metadata
+from fedclust.federation.client import action
+from fedclust.federation.context import ClientContext
+from fedclust.federation.message import Message, read_tensor
+from fedclust.random import seed_for, seeded
+from lightning_modules.classifier import Classifier
+
+
+class FLAMECHEClient(Classifier):
+    """A client with metadata: class-wise means of its features under a random copy of the network, cut before its head.
+
+    See `Classifier` for the arguments.
+    """
+
+    @action
+    def describe_metadata(self, message: Message, ctx: ClientContext) -> Message:
+        """Computes the metadata, once, and tells their sufficient statistics."""
+        if "metadata/blocks" not in ctx.state:
+            found = self.metadata(ctx)
+            ctx.state |= {"metadata/blocks": found.blocks, "metadata/counts": found.counts}
+        return {"statistics": MIXTURES[str(message["mixture"])].statistics(_kept(ctx))}
+
+    @action
+    def locate(self, message: Message, ctx: ClientContext) -> Message:
+        """E-step: the nearest component of every start and the distance to it."""
+        costs = MIXTURES[str(message["mixture"])].costs(_kept(ctx), read_tensor(message, "parameters").double())
+        errors, slots = costs.min(dim=1)
+        return {"slots": slots, "errors": errors}
+
+    def metadata(self, ctx: ClientContext) -> Metadata:
+        """Class-wise means of the client's training rows.
+
+        Raises:
+            ValueError: Naming the client, if it has no row.
+        """
+        table = ctx.data.train
+        if not len(table):
+            raise ValueError(f"{prefix(ctx.who)}a client without rows cannot be described")
+        assert self.n_classes is not None
+        features, labels = self.random_features(table.x, ctx.seed), self._labels(table)
+        counts = torch.bincount(labels, minlength=self.n_classes)
+        sums = torch.zeros(self.n_classes, features.shape[1], dtype=torch.float64)
+        sums.index_add_(0, labels, features.double())
+        return Metadata((sums / counts.clamp(min=1)[:, None]).float(), counts)
+
+    @torch.no_grad()
+    def random_features(self, x: Tensor, seed: int) -> Tensor:
+        """Features (n, d) of the network before its last Linear, under Kaiming weights drawn from the run's seed."""
+        extractor = deepcopy(self.network).cpu().float().eval()
+        layers = [layer for layer in extractor.modules() if isinstance(layer, nn.Linear)]
+        with seeded(seed_for(seed, "extractor")):
+            for layer in extractor.modules():
+                if isinstance(layer, nn.Linear | nn.Conv2d):
+                    nn.init.kaiming_normal_(layer.weight)
+                    if layer.bias is not None:
+                        nn.init.zeros_(layer.bias)
+        found: list[Tensor] = []
+        layers[-1].register_forward_pre_hook(lambda layer, inputs: found.append(inputs[0].flatten(1)))
+        for chunk in torch.split(x, 1024):
+            extractor(chunk)
+        return torch.cat(found)
+
+
+def _kept(ctx: ClientContext) -> Metadata:
+    return Metadata(read_tensor(ctx.state, "metadata/blocks"), read_tensor(ctx.state, "metadata/counts"))
