@@ -6,7 +6,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -38,6 +38,7 @@ class Outcome:
     client: int
     replies: dict[str, Message]
     state: Message
+    vault: Message = field(default_factory=dict)
     failure: Failure | None = None
     error: Exception | None = None
 
@@ -66,6 +67,7 @@ class Backend(ABC):
         self.round = 0
         self.failures: list[Failure] = []
         self.states = StateStore(None if state_budget_mb is None else int(state_budget_mb * 1e6))
+        self.vaults: dict[int, Message] = {}
         self.traffic = Traffic()
 
     def connect(
@@ -75,6 +77,7 @@ class Backend(ABC):
         self.module, self.data = module, data
         self.seed, self.device, self.precision = seed, device, precision
         self.states.load({})
+        self.vaults = {}
         self.traffic = Traffic()
         self.failures = []
 
@@ -143,6 +146,7 @@ class Backend(ABC):
 
     def _accept(self, outcome: Outcome) -> Message:
         self.states.put(outcome.client, outcome.state)
+        self.vaults[outcome.client] = outcome.vault
         merged: Message = {}
         for name, reply in outcome.replies.items():
             self.traffic.up(name, reply)
@@ -202,12 +206,14 @@ def run_client(backend: Backend, client: int, actions: list[str], message: Messa
             id=client,
             data=backend.data.client(client),
             state=state,
+            vault=dict(backend.vaults.get(client, {})),
         )
         for current in actions:
             reply = backend.module.act(current, message, ctx)
             # Copied, because the next client's work may change what a reply refers to on the resident module.
             outcome.replies[current] = copied(check_message(reply, f"{ctx.who}, action {current!r}"))
         outcome.state = check_message(ctx.state, f"{ctx.who}, state")
+        outcome.vault = check_message(ctx.vault, f"{ctx.who}, vault")
         _check_disjoint(outcome)
     except Exception as error:  # the policy decides; nothing is swallowed: see Backend.ask
         text = f"{type(error).__name__}: {error}"

@@ -105,11 +105,13 @@ class ClientContext(WorkContext):
         id: Client id, 0..N-1.
         data: The client's own train, val and test rows.
         state: The client's own memory between rounds; message types only. Changes are kept if the action succeeds.
+        vault: The client's secrets, such as mask keys: kept in memory like the state, but in no checkpoint or file.
     """
 
     id: int = -1
     data: ClientData = field(kw_only=True)
     state: Message = field(default_factory=dict)
+    vault: Message = field(default_factory=dict)
 
     def table(self, message: Mapping[str, Value]) -> Table:
         """The client's rows of the split that a message names under "split".

@@ -228,3 +228,24 @@ def test_threads_are_set_for_the_work_and_put_back(make: Any, connected: Any) ->
 def test_bad_options_are_refused(make: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"threads|on_failure|budget"):
         make(**options)
+
+
+def test_secrets_stay_in_memory_and_a_failed_trip_leaves_them_as_they_were(
+    make: Any, connected: Any, monkeypatch: Any
+) -> None:
+    def whisper(self: Any, message: Any, ctx: Any) -> Any:
+        known = ctx.vault.get("key", 0)
+        ctx.vault["key"] = known + 1
+        if message["fail"] and ctx.id == 1:
+            raise OSError("away")
+        return {"known": known}
+
+    whisper.__fedclust_action__ = True
+    backend = connected(make, on_failure="skip", state_budget_mb=0)
+    monkeypatch.setattr(type(backend.module), "whisper", whisper, raising=False)
+    for fail, expected in ((False, [0, 0, 0, 0]), (True, [1, 1, 1]), (False, [2, 1, 2, 2])):
+        replies = backend.ask("whisper", everyone(), shared={"fail": fail})
+        assert [reply["known"] for reply in replies.values()] == expected
+    assert b"key" not in b"".join(backend.states.export().values())
+    backend.connect(backend.module, backend.data, seed=5, device=torch.device("cpu"), precision="32-true")
+    assert [reply["known"] for reply in backend.ask("whisper", everyone(), shared={"fail": False}).values()] == [0] * 4
