@@ -3,9 +3,10 @@
     python benchmarks/secure_sum.py                                     # 1e5 and 1e6 values, 10, 50 and 100 clients
     python benchmarks/secure_sum.py --lengths 1000,10000 --clients 4,10 --ckks-length 5000 --out /tmp/try
 
-Every client runs on this machine, one after the other, on one thread; `client` is the mean of one client's own seconds over all
-steps, `server` those of the server. Clients that drop out do so after the masks are exchanged. Values are standard normal, cut
-at 8; the error is against the float64 sum of the survivors. Writes secure_sum.json and secure_sum.md.
+Every client runs on this machine, one after the other, on one thread; `client s` is the mean of one client's own
+seconds over all steps, `server s` those of the server. Clients that drop out do so after the masks are exchanged.
+Values are standard normal, cut at 8; the error is against the float64 sum of the survivors. Writes secure_sum.json and
+secure_sum.md.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ def table(record: dict[str, Any]) -> str:
     lines = [
         "# Secure sums",
         "",
-        f"{where['cpu']}, {where['cores']} cores, load at the start {where['load_1min']}; numpy {where['numpy']}, cryptography "
-        f"{where['cryptography']}, TenSEAL {where['tenseal'] or 'not installed'}. One thread. Written by "
+        f"{where['cpu']}, {where['cores']} cores, load at the start {where['load_1min']}; numpy {where['numpy']}, "
+        f"cryptography {where['cryptography']}, TenSEAL {where['tenseal'] or 'not installed'}. One thread. Written by "
         "`python benchmarks/secure_sum.py`.",
         "",
         "| " + " | ".join(HEADERS) + " |",

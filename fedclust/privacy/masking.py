@@ -33,20 +33,25 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def pair_key(private: bytes, public: bytes, purpose: str, *numbers: int) -> bytes:
+def pair_key(private: bytes, public: bytes, purpose: str, round: int, one: int, two: int) -> bytes:
     """The key of one purpose that two clients share: HKDF-SHA256 of their X25519 agreement.
 
     Args:
         private: Of one of them.
         public: Of the other one.
         purpose: ``"mask"`` or ``"seal"``.
-        numbers: Round and ids, in an order on which both agree.
+        round: Number of the round.
+        one: Id of one of them, in an order on which both agree.
+        two: Id of the other one.
 
     Raises:
-        ValueError: for a public key that is no point or a point of low order.
+        ValueError: naming both, for a public key whose agreement with every private key is the same.
     """
-    agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    return derive_key(agreed, purpose, *numbers)
+    try:
+        agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise ValueError(f"clients {one} and {two} cannot agree on a key: a public key is of low order") from error
+    return derive_key(agreed, purpose, round, one, two)
 
 
 def derive_key(secret: bytes, purpose: str, *numbers: int) -> bytes:

@@ -40,8 +40,8 @@ def test_the_field_is_one_and_holds_every_secret() -> None:
 
 def test_a_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     # 2x² + 3x + 5: 10, 19, 32, 49.
-    drawn = iter([2, 3])
-    monkeypatch.setattr(shamir.secrets, "randbelow", lambda below: next(drawn) if below == PRIME else pytest.fail())
+    drawn = {PRIME: iter([2, 3])}
+    monkeypatch.setattr(shamir.secrets, "randbelow", lambda below: next(drawn[below]))
     shares = split_secret(as_secret(5), 3, 4)
     assert shares == [as_share(value) for value in (10, 19, 32, 49)]
     assert evaluate([2, 3, 5], 10) == 235
