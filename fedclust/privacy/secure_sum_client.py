@@ -60,7 +60,7 @@ class SecureSumClient(AggregationClient):
         if step not in _AFTER or (_AFTER[step], round) != (stage, self._state.get("round")):
             raise ValueError(
                 f"{self.who}: refuses step {step!r} of round {round}; it is at {stage!r} of round "
-                f"{self._state.get('round')}, and answers each step once"
+                f"{self._state.get('round')!r}, and answers each step once"
             )
         if step == "share_keys":
             return self._share_keys(request)
