@@ -11,9 +11,10 @@ from fedclust.clustering.checks import prefix
 from fedclust.clustering.mixtures import MIXTURES, Metadata
 from fedclust.federation.client import action
 from fedclust.federation.context import ClientContext
-from fedclust.federation.message import Message, read_tensor
+from fedclust.federation.message import Message, read_int, read_tensor
 from fedclust.random import seed_for, seeded
 from lightning_modules.classifier import Classifier
+from lightning_modules.summing import answer
 
 
 class FLAMECHEClient(Classifier):
@@ -24,11 +25,12 @@ class FLAMECHEClient(Classifier):
 
     @action
     def describe_metadata(self, message: Message, ctx: ClientContext) -> Message:
-        """Computes the metadata, once, and tells their sufficient statistics."""
+        """Computes the metadata, once; tells their sufficient statistics or, where sums are protected, their shape."""
         if "metadata/blocks" not in ctx.state:
             found = self.metadata(ctx)
             ctx.state |= {"metadata/blocks": found.blocks, "metadata/counts": found.counts}
-        return {"statistics": MIXTURES[str(message["mixture"])].statistics(_kept(ctx))}
+        statistics = MIXTURES[str(message["mixture"])].statistics(_kept(ctx))
+        return {"statistics": statistics} if message["reveal"] else {"shape": torch.tensor(statistics.shape)}
 
     @action
     def locate(self, message: Message, ctx: ClientContext) -> Message:
@@ -36,6 +38,22 @@ class FLAMECHEClient(Classifier):
         costs = MIXTURES[str(message["mixture"])].costs(_kept(ctx), read_tensor(message, "parameters").double())
         errors, slots = costs.min(dim=1)
         return {"slots": slots, "errors": errors}
+
+    @action
+    def contribute(self, message: Message, ctx: ClientContext) -> Message:
+        """One step of a protected sum: the statistics out of the slots counted so far, into those of the E-step."""
+
+        def change() -> Tensor:
+            statistics = MIXTURES[str(message["mixture"])].statistics(_kept(ctx))
+            before, after = read_tensor(message, "counted").tolist(), read_tensor(message, "target").tolist()
+            moved = torch.zeros(len(after), read_int(message, "components"), *statistics.shape, dtype=torch.float64)
+            for start, (old, new) in enumerate(zip(before, after, strict=True)):
+                if old >= 0:
+                    moved[start, old] -= statistics
+                moved[start, new] += statistics
+            return moved.flatten()
+
+        return answer(message, ctx, change)
 
     def metadata(self, ctx: ClientContext) -> Metadata:
         """Class-wise means of the client's training rows.

@@ -96,7 +96,7 @@ class Spherical(Mixture):
 
     def parameters(self, sums: Tensor, members: Tensor, before: Tensor) -> Tensor:
         """Means of the observed blocks."""
-        count = sums[..., -1:]
+        count = sums[..., -1:].round()  # of an encrypted sum, which is exact up to a small error only
         return torch.where(count > 0, sums[..., :-1] / count.clamp(min=1), before)
 
     def costs(self, metadata: Metadata, parameters: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class DiagonalGaussian(Mixture):
     def parameters(self, sums: Tensor, members: Tensor, before: Tensor) -> Tensor:
         """Means, variances and the floor of the variances, (…, 3d)."""
         width = before.shape[-1] // 3
-        count = sums[..., -1:]
+        count = sums[..., -1:].round()
         means = sums[..., :width] / count.clamp(min=1)
         floor = before[..., 2 * width :]
         variances = torch.maximum(sums[..., width : 2 * width] / count.clamp(min=1) - means.square(), floor)

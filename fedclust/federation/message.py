@@ -83,7 +83,9 @@ def digest(value: Value) -> bytes:
     state = hashlib.blake2b(digest_size=16)
     if isinstance(value, torch.Tensor):
         state.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        # A column of one element counts as contiguous but keeps its stride; as_strided makes it plain.
+        flat = value.detach().cpu().contiguous().flatten()
+        state.update(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data)
     elif isinstance(value, np.ndarray):
         state.update(f"{value.dtype}{value.shape}".encode())
         state.update(np.ascontiguousarray(value).data)

@@ -114,7 +114,8 @@ class AggregationServer(ABC):
         needed: How many clients must reply in a step.
 
     Raises:
-        ValueError: for ids that are bad or given twice, fewer of them than are needed, a bad length, bound or round.
+        TooFewClients: For fewer clients than are needed.
+        ValueError: for ids that are bad or given twice, a bad length, bound or round.
     """
 
     mode: ClassVar[str]
@@ -125,7 +126,7 @@ class AggregationServer(ABC):
         self.length, self.bound = positive_int("length", length), positive("bound", bound)
         self.round, self.needed = positive_int("round", round, least=0), needed
         if len(self.clients) < needed:
-            raise ValueError(
+            raise TooFewClients(
                 f"{self.mode} needs at least {needed} clients, got {len(self.clients)}"
                 + (": the sum of one vector is that vector" if needed == 2 else "")
             )

@@ -16,6 +16,7 @@ from fedclust.clustering.mixtures import Metadata, Spherical
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition import Iid
 from fedclust.data.transforms import LabelSwaps, Rotations
+from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.loop import FederatedLoop
 from lightning_modules.flameche import FLAMECHEClient
 
@@ -170,6 +171,71 @@ def test_one_client_and_a_client_with_one_class(run: Any) -> None:
     loop = run(FLAMECHE(2), rounds=3, folder="three", data=FederatedDataModule(clients, seed=0, val_fraction=0.0))
     assert (loop.state.clusters >= 0).all()
     assert torch.isfinite(loop.state.parameters).all()
+
+
+# -- sums that the server may not read ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixture", ["spherical", "gaussian", "multinomial"])
+@pytest.mark.parametrize(("mode", "error"), [("secure_sum", 1e-9), ("ckks", 1e-3)])
+def test_protected_sums_give_the_same_groups(run: Any, mode: str, error: float, mixture: str) -> None:
+    if mode == "ckks":
+        pytest.importorskip("tenseal")
+    settings = {"n_clusters": 2, "n_init": 2, "mixture": mixture, "recluster_every": None}
+    plain = run(FLAMECHE(**settings), rounds=3, cohort_size=5).state
+    protected = run(FLAMECHE(**settings, aggregation=mode), rounds=3, folder=mode, cohort_size=5).state
+    assert torch.equal(protected.slots, plain.slots)
+    assert torch.allclose(protected.parameters, plain.parameters, atol=error)
+    assert not protected.statistics.numel()
+
+
+def test_what_the_server_gets_in_a_secure_sum_is_masked(run: Any, monkeypatch: Any) -> None:
+    seen: list[tuple[str, dict[str, Any]]] = []
+    original = Backend._accept
+
+    def accept(self: Any, outcome: Any) -> Any:
+        seen.extend((name, dict(reply)) for name, reply in outcome.replies.items())
+        return original(self, outcome)
+
+    monkeypatch.setattr(Backend, "_accept", accept)
+    loop = run(FLAMECHE(2, aggregation="secure_sum", recluster_every=None), rounds=2)
+    allowed = {
+        "describe_metadata": {"shape"},
+        "locate": {"slots", "errors"},
+        "contribute": {"step", "round", "keys", "letters", "commitment", "masked", "shares"},
+    }
+    for name, reply in seen:
+        assert name not in allowed or reply.keys() <= allowed[name], name
+    masked = [reply["masked"] for name, reply in seen if name == "contribute" and "masked" in reply]
+    assert len(masked) == 2 * 8
+    for vector in masked:  # most of a plain change is 0; of a masked one nothing is
+        assert (np.asarray(vector) == 0).mean() < 0.01
+    assert all("sum/" not in name for client in range(8) for name in loop.backend.states.get(client))
+
+
+def test_a_client_that_drops_out_of_a_sum_keeps_its_slot(run: Any, monkeypatch: Any) -> None:
+    original = FLAMECHEClient.contribute
+
+    def contribute(self: Any, message: Any, ctx: Any) -> Any:
+        if ctx.id == 3 and ctx.round == 2 and message["step"] == "input":
+            raise OSError("gone")
+        return original(self, message, ctx)
+
+    contribute.__fedclust_action__ = True
+    monkeypatch.setattr(FLAMECHEClient, "contribute", contribute)
+    settings = {"n_clusters": 2, "n_init": 1, "recluster_every": None, "aggregation": "secure_sum"}
+    first = run(FLAMECHE(**settings), backend=InProcess(on_failure="skip")).state
+    loop = run(FLAMECHE(**settings), rounds=2, folder="two", backend=InProcess(on_failure="skip"))
+    assert loop.state.slots[0, 3] == first.slots[0, 3]
+    statistics = torch.stack([Spherical().statistics(metadata(loop, client)) for client in range(8)])
+    expected = Spherical().sums(statistics, loop.state.slots, 2)
+    assert torch.allclose(loop.state.sums, expected, atol=1e-6)
+
+
+def test_a_sum_of_one_client_is_refused_and_the_round_goes_on(run: Any) -> None:
+    loop = run(FLAMECHE(2, aggregation="secure_sum"), rounds=2, cohort_size=1)
+    assert (loop.state.slots == -1).all()
+    assert any("assignments stay as they were" in note and "needs at least 2" in note for note in loop.notes)
 
 
 @pytest.mark.slow

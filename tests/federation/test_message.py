@@ -40,6 +40,12 @@ class Name(str):
     __slots__ = ()
 
 
+def test_a_column_of_one_element_has_the_digest_of_its_value() -> None:
+    column = torch.arange(6).reshape(2, 3)[1:, 2]
+    assert column.stride() == (3,)
+    assert digest(column) == digest(torch.tensor([5]))
+
+
 def test_every_allowed_type_passes_and_numpy_scalars_become_plain() -> None:
     message = {"t": torch.ones(2), "a": np.ones(2), "i": 1, "f": 0.5, "s": "x", "b": True, "y": b"z", "n": None}
     assert check_message(message, "client 1") == message
