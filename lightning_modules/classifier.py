@@ -17,6 +17,7 @@ from fedclust.federation.context import ClientContext
 from fedclust.federation.message import Message, read_int, tensors_under, with_prefix
 from fedclust.scores import class_confusion, roc_auc
 from lightning_modules import networks
+from lightning_modules.summing import answer
 
 NetworkName = Literal["cnn", "small_cnn", "resnet10", "mlp", "linear"]
 _NETWORKS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
@@ -108,6 +109,24 @@ class Classifier(ClientModule):
             **with_prefix("term", dict(fit.terms)),
             **with_prefix("weights", self.snapshot()),
         }
+
+    @action
+    def update_kept(self, message: Message, ctx: ClientContext) -> Message:
+        """Local epochs from the received weights; the result stays here, for a protected sum."""
+        reply = self.update(message, ctx)
+        ctx.vault |= with_prefix("trained", tensors_under("weights", reply))
+        return {name: value for name, value in reply.items() if not name.startswith("weights/")}
+
+    @action
+    def contribute_weights(self, message: Message, ctx: ClientContext) -> Message:
+        """One step of a protected sum of rows times weights, and rows."""
+
+        def vector() -> torch.Tensor:
+            rows = len(ctx.data.train)
+            parts = [rows * value.double().flatten() for value in tensors_under("trained", ctx.vault).values()]
+            return torch.cat([*parts, torch.tensor([float(rows)])])
+
+        return answer(message, ctx, vector)
 
     @action
     def evaluate(self, message: Message, ctx: ClientContext) -> Message:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
+from fedclust.algorithms.summing import sum_over_clients
 from fedclust.algorithms.supervised import SupervisedAlgorithm
-from fedclust.checks import positive_int
+from fedclust.checks import choice, positive, positive_int
 from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.averaging import TermMeans, WeightedAverage
 from fedclust.federation.client import ClientModule
 from fedclust.federation.message import Message, read_number, tensors_under, with_prefix
+from fedclust.privacy.sums import MODES, make_aggregation
 
 
 @dataclass
@@ -27,12 +30,26 @@ class FedAvg(SupervisedAlgorithm):
 
     Args:
         round_epochs: Local epochs per round.
+        aggregation: "plain": the server gets each client's weights. "secure_sum" and "ckks": it gets their sum only,
+            weighted by rows; integers among the weights are then averaged and rounded. See `fedclust.privacy.sums`.
+        sum_bound: Largest absolute value of rows times weight in a protected sum; a client beyond it is refused.
+
+    Raises:
+        ValueError: Naming the argument, its value and what is allowed.
     """
 
     state_class: ClassVar[type[State]] = FedAvgState
 
-    def __init__(self, round_epochs: int = 1) -> None:
+    def __init__(
+        self,
+        round_epochs: int = 1,
+        aggregation: Literal["plain", "secure_sum", "ckks"] = "plain",
+        sum_bound: float = 1e6,
+    ) -> None:
         self.round_epochs = positive_int("round_epochs", round_epochs)
+        self.aggregation = make_aggregation(choice("aggregation", aggregation, MODES))
+        self.protected = aggregation != "plain"
+        self.sum_bound = positive("sum_bound", sum_bound)
 
     def start(self, server: Server) -> FedAvgState:
         """The initial weights."""
@@ -41,6 +58,8 @@ class FedAvg(SupervisedAlgorithm):
     def round(self, state: State, cohort: list[int], server: Server) -> tuple[FedAvgState, Metrics]:
         """Local epochs of the cohort, then the average."""
         assert isinstance(state, FedAvgState)
+        if self.protected:
+            return self._protected_round(state, cohort, server)
         average, terms = WeightedAverage(), TermMeans()
 
         def fold(client: int, reply: Message) -> None:
@@ -53,6 +72,24 @@ class FedAvg(SupervisedAlgorithm):
             server.ask("update", cohort, shared=shared, on_reply=fold)
         return FedAvgState(average.result()), terms.metrics()
 
+    def _protected_round(self, state: FedAvgState, cohort: list[int], server: Server) -> tuple[FedAvgState, Metrics]:
+        """Clients keep what they trained, and only its sum becomes known; who drops out is in neither sum nor count."""
+        terms, trained = TermMeans(), []
+
+        def take(client: int, reply: Message) -> None:
+            terms.add(reply, read_number(reply, "n_rows"))
+            trained.append(client)
+
+        shared: Message = {**with_prefix("weights", state.weights), "epochs": 1 if server.quick else self.round_epochs}
+        with server.stage("train"):
+            server.ask("update_kept", cohort, shared=shared, on_reply=take)
+        length = sum(value.numel() for value in state.weights.values()) + 1
+        with server.stage("sum"):
+            to: dict[int, Message] = {client: {} for client in trained}
+            found = sum_over_clients(server, self.aggregation, to, length, self.sum_bound, "contribute_weights")
+        means = torch.from_numpy(found.total[:-1] / round(found.total[-1]))
+        return FedAvgState(_unflattened(means, state.weights)), terms.metrics()
+
     def shared_model(self, state: State) -> Message:
         """The global weights."""
         assert isinstance(state, FedAvgState)
@@ -64,3 +101,13 @@ class FedAvg(SupervisedAlgorithm):
         assert isinstance(state, FedAvgState)
         module.load_exchanged(state.weights)
         return module
+
+
+def _unflattened(values: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the shapes and types of `like`, in its order."""
+    found, start = {}, 0
+    for name, tensor in like.items():
+        part = values[start : start + tensor.numel()].reshape(tensor.shape)
+        found[name] = (part if tensor.is_floating_point() else part.round()).to(tensor.dtype)
+        start += tensor.numel()
+    return found

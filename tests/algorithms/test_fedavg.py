@@ -12,6 +12,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 from fedclust.algorithms.fedavg import FedAvg
 from fedclust.algorithms.local_only import LocalOnly
 from fedclust.federation.averaging import weighted_average
+from fedclust.federation.backend import InProcess
+from fedclust.federation.errors import ClientError
 from fedclust.federation.loop import FederatedLoop
 from fedclust.scores import accuracy, class_confusion, macro_f1, roc_auc, user_metrics
 from lightning_modules.classifier import Classifier
@@ -96,3 +98,52 @@ def test_networks_have_the_papers_sizes(network: Any, shape: tuple[int, ...], pa
 def test_networks_refuse_rows_that_they_cannot_take(network: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="images"):
         Classifier(network).build(shape, 10)
+
+
+@pytest.mark.parametrize("mode", ["secure_sum", "ckks"])
+def test_protected_sums_give_the_same_model_and_show_no_clients_weights(
+    mode: str, blobs: Any, trainer: Any, monkeypatch: Any
+) -> None:
+    if mode == "ckks":
+        pytest.importorskip("tenseal")
+    plain = fit(FedAvg(), blobs(), trainer, rounds=2)
+    seen: list[str] = []
+    original = InProcess._accept
+
+    def accept(self: Any, outcome: Any) -> Any:
+        seen.extend(name for reply in outcome.replies.values() for name in reply)
+        return original(self, outcome)
+
+    monkeypatch.setattr(InProcess, "_accept", accept)
+    protected = fit(FedAvg(aggregation=mode), blobs(), trainer, rounds=2)
+    for name, value in plain.state.weights.items():
+        assert torch.allclose(protected.state.weights[name], value, atol=1e-4 if mode == "ckks" else 1e-6)
+    assert not any(name.startswith("weights/") for name in seen)
+
+
+def test_who_drops_out_of_the_sum_is_in_neither_sum_nor_count(blobs: Any, trainer: Any, monkeypatch: Any) -> None:
+    """Client 1 leaves after the masks were exchanged: the model is the average of clients 0 and 2."""
+    original = Classifier.contribute_weights
+
+    def contribute(self: Any, message: Any, ctx: Any) -> Any:
+        if ctx.id == 1 and message["step"] == "input":
+            raise OSError("gone")
+        return original(self, message, ctx)
+
+    contribute.__fedclust_action__ = True
+    monkeypatch.setattr(Classifier, "contribute_weights", contribute)
+    alone = fit(LocalOnly(), blobs(), trainer)
+    expected = weighted_average([own(alone, client) for client in (0, 2)], [blobs().n_rows[c] for c in (0, 2)])
+    loop = FederatedLoop(
+        FedAvg(aggregation="secure_sum"), Classifier("mlp", lr=0.1, batch_size=8), InProcess(on_failure="skip")
+    )
+    trainer(1).fit(loop, datamodule=blobs())
+    for name, value in expected.items():
+        assert torch.allclose(loop.state.weights[name], value, atol=1e-6)
+
+
+def test_too_small_a_bound_names_the_client(blobs: Any, trainer: Any) -> None:
+    with pytest.raises(ClientError, match=r"client 0.*lies outside the bound ±0.5"):
+        fit(FedAvg(aggregation="secure_sum", sum_bound=0.5), blobs(), trainer)
+    with pytest.raises(ValueError, match="aggregation"):
+        FedAvg(aggregation="sum")
