@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,6 +27,15 @@ _IDX_FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind
 _USPS_FILES = ("usps.bz2", "usps.t.bz2")
 _CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta")
 _SYSTEM_FOLDERS = {"fashion_mnist": "/usr/share/datasets/fashion-mnist"}
+
+
+@runtime_checkable
+class SourceLoader(Protocol):
+    """An object that makes a `Source` by itself, such as `fedclust.Encoded`."""
+
+    def load(self, **options: Any) -> Source:
+        """The source, with a test part; `options` are the arguments of `load_source` beside the first."""
+        ...
 
 
 def load_source(
@@ -47,6 +56,7 @@ def load_source(
             a name (digits, mnist, fashion_mnist, usps, cifar10, image_folder);
             a path to an `.npz` file or to a folder of images;
             a `Source`, which is taken as it is;
+            a `SourceLoader` such as `fedclust.Encoded`, which gets all other arguments;
             a tuple ``(x,)`` or ``(x, y)`` or ``(x_train, y_train, x_test, y_test)``, or one array without labels;
             a list with one entry per client, each an array or a tuple ``(x, y)``.
             Arrays are numpy arrays or torch tensors.
@@ -66,6 +76,16 @@ def load_source(
         FileNotFoundError: If files are missing; the message says where it looked and how to get them.
         ValueError: If the source is of no known kind, or its content is unusable.
     """
+    if isinstance(source, SourceLoader):
+        return source.load(
+            root=root,
+            scale=scale,
+            layout=layout,
+            test_fraction=test_fraction,
+            image_size=image_size,
+            image_channels=image_channels,
+            ids=ids,
+        )
     if isinstance(source, Source):
         if (scale, layout) != ("auto", "auto"):
             raise ValueError(f"a Source is taken as it is: leave scale and layout at auto, got {scale!r}, {layout!r}")
