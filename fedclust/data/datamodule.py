@@ -24,8 +24,8 @@ class FederatedDataModule(pl.LightningDataModule):
 
     Args:
         source: A name (digits, mnist, fashion_mnist, usps, cifar10, image_folder), a path to an `.npz` file or a
-            folder of images, a `Source`, an `Encoded`, arrays ``(x,)`` or ``(x, y)`` or ``(x_train, y_train, x_test, y_test)``, or a
-            list with one array, or one tuple ``(x, y)``, per client.
+            folder of images, a `Source`, an `Encoded`, arrays ``(x,)`` or ``(x, y)`` or
+            ``(x_train, y_train, x_test, y_test)``, or a list with one array, or one tuple ``(x, y)``, per client.
         partition: How rows are dealt. None: by natural clients if the source brings them, else
             ``Dirichlet(n_clients=5, alpha=0.5)`` with labels, or ``Iid(n_clients=5)`` without.
         root: Where the files of a named data set lie; see `fedclust.data.sources`.
