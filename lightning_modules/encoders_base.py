@@ -86,7 +86,8 @@ class Encoder:
             )
         self.network = Frozen(network).to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         try:
-            probe = self._features(torch.zeros(1, 1, preprocess.size, preprocess.size))
+            with torch.no_grad():
+                probe = self._features(torch.zeros(1, 1, preprocess.size, preprocess.size))
         except (RuntimeError, AssertionError, ValueError) as error:
             raise ValueError(f"{name} cannot take images of size {preprocess.size}: {error}") from error
         self.feature_dim = probe.shape[1]
@@ -113,10 +114,12 @@ class Encoder:
             ValueError: For images of another shape, type or range, or features that are not finite.
         """
         images = self.preprocess.images(x)
-        features = torch.empty(len(images), self.feature_dim)
-        for start in range(0, len(images), self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            features[rows] = self._features(images[rows])
+        # Tensors made in Lightning's inference mode could not be trained on later, hence no_grad alone.
+        with torch.inference_mode(False), torch.no_grad():
+            features = torch.empty(len(images), self.feature_dim)
+            for start in range(0, len(images), self.batch_size):
+                rows = slice(start, start + self.batch_size)
+                features[rows] = self._features(images[rows])
         bad = ~features.isfinite().all(1)
         if bad.any():
             first = int(bad.nonzero()[0])
@@ -126,12 +129,7 @@ class Encoder:
     def _features(self, images: Tensor) -> Tensor:
         self.network.eval()  # a module inside it could have been switched by itself
         half = self.precision == "bf16-mixed"
-        # Tensors made in Lightning's inference mode could not be trained on later, hence no_grad alone.
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half),
-        ):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
             inputs = self.preprocess.apply(images.to(self.device)).contiguous(memory_format=torch.channels_last)
             features: Tensor = self.network(inputs)
             return features.float().cpu()
