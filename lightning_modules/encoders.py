@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -158,7 +159,7 @@ class TimmEncoder(Encoder):
         device: str = "cpu",
     ) -> None:
         try:
-            import timm
+            timm, timm_data = import_module("timm"), import_module("timm.data")
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"TimmEncoder needs timm: {_EXTRA}") from error
         seed_value("seed", seed)
@@ -176,7 +177,7 @@ class TimmEncoder(Encoder):
                 f"({type(error).__name__}: {' '.join(str(error).split())[:200]}). Run this once on a machine with "
                 "access to the model hub, or give the path of a weight file as weights"
             ) from error
-        own = timm.data.resolve_model_data_config(network)
+        own = timm_data.resolve_model_data_config(network)
         cut = network.pretrained_cfg.get("classifier") or ()
         network.reset_classifier(0)
         if weights is not None:

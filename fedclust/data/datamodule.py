@@ -11,7 +11,7 @@ from fedclust.checks import fraction, positive_int, seed_value
 from fedclust.data.deal import Deal, deal_source
 from fedclust.data.loading import pooled_loader
 from fedclust.data.partition import Natural, Partition
-from fedclust.data.sources import load_source
+from fedclust.data.sources import SourceLoader, load_source
 from fedclust.data.tables import ClientData, IntArray, Scaling, Table
 from fedclust.data.transforms import ClientTransform
 
@@ -47,7 +47,7 @@ class FederatedDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        source: Any = "digits",
+        source: SourceLoader | Any = "digits",
         partition: Partition | None = None,
         root: str | None = None,
         seed: int | None = None,

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from fedclust.checks import positive_int
 from fedclust.data.feature_cache import AUTO, FeatureCache, feature_key
 from fedclust.data.prepare import scale_inputs
-from fedclust.data.sources import load_source
+from fedclust.data.sources import SourceLoader, load_source
 from fedclust.data.tables import Source, Table
 
 _CHUNK = 1024
@@ -66,11 +66,11 @@ class Projection:
 
     def apply(self, x: Tensor) -> Tensor:
         """Projects rows (n, d) to (n, n_components), float32."""
-        parts = [(part.numpy() - self.mean) @ self.components.T for part in x.split(_CHUNK)]
+        parts = [(part.numpy() - self.mean) @ self.components.T for part in torch.split(x, _CHUNK)]
         return torch.from_numpy(np.concatenate(parts).astype(np.float32))
 
 
-class Encoded:
+class Encoded(SourceLoader):
     """A data source whose images are replaced by their features under a frozen encoder; for `FederatedDataModule`.
 
     Features are computed once and kept on disk, by the content of the rows and the encoder's fingerprint. The data
@@ -170,7 +170,7 @@ class Encoded:
             return kept
         parts = []
         with tqdm(total=len(x), desc=f"encoding {name}", unit="rows", leave=False, disable=None) as progress:
-            for chunk in x.split(_CHUNK):
+            for chunk in torch.split(x, _CHUNK):
                 try:
                     part = self.encoder.encode(chunk)
                 except ValueError as error:

@@ -76,11 +76,11 @@ class FeatureCache:
 def feature_key(rows: Tensor, fingerprint: str) -> str:
     """Name of the features of these rows under the encoder with this fingerprint."""
     digest = hashlib.blake2b(f"{rows.dtype} {tuple(rows.shape)} {fingerprint}".encode(), digest_size=16)
-    digest.update(rows.contiguous().numpy())
+    digest.update(rows.contiguous().numpy().data)
     return digest.hexdigest()
 
 
 def _digest(key: str, features: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> str:
     digest = hashlib.blake2b(f"{key} {features.shape}".encode(), digest_size=16)
-    digest.update(np.ascontiguousarray(features))
+    digest.update(np.ascontiguousarray(features).data)
     return digest.hexdigest()

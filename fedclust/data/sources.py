@@ -8,10 +8,11 @@ The layout is torchvision's, so a folder filled by torchvision's own download se
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,13 +30,12 @@ _CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_bat
 _SYSTEM_FOLDERS = {"fashion_mnist": "/usr/share/datasets/fashion-mnist"}
 
 
-@runtime_checkable
-class SourceLoader(Protocol):
-    """An object that makes a `Source` by itself, such as `fedclust.Encoded`."""
+class SourceLoader(ABC):
+    """Base of objects that make a `Source` by themselves, such as `fedclust.Encoded`."""
 
+    @abstractmethod
     def load(self, **options: Any) -> Source:
         """The source, with a test part; `options` are the arguments of `load_source` beside the first."""
-        ...
 
 
 def load_source(

@@ -52,7 +52,7 @@ def test_a_configuration_names_source_and_encoder(config, command, quick, tmp_pa
     assert again.code == 0, again.err
     assert again.json("partition.json") == record
     assert again.json("summary.json")["metrics"] == ran.json("summary.json")["metrics"]
-    predicted = command("predict", "--ckpt_path", str(ran.path))
+    predicted = command("predict", "--ckpt_path", str(ran.path / "checkpoints" / "last.ckpt"))
     assert predicted.code == 0, predicted.err
 
 
