@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
+from torch import Tensor
 
 from fedclust.checks import fraction, positive_int, seed_value
 from fedclust.data.deal import Deal, deal_source
 from fedclust.data.loading import pooled_loader
 from fedclust.data.partition import Natural, Partition
 from fedclust.data.sources import SourceLoader, load_source
-from fedclust.data.tables import ClientData, IntArray, Scaling, Table
+from fedclust.data.tables import ClientData, IntArray, Scaling, Source, Table
 from fedclust.data.transforms import ClientTransform
 
 
@@ -47,7 +50,7 @@ class FederatedDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        source: SourceLoader | Any = "digits",
+        source: SourceLoader | str | Path | Source | list[Any] | tuple[Any, ...] | np.ndarray | Tensor = "digits",
         partition: Partition | None = None,
         root: str | None = None,
         seed: int | None = None,
