@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL
     from fedclust.api import cluster, federate
     from fedclust.data.datamodule import FederatedDataModule
+    from fedclust.data.encoded import Encoded
     from fedclust.data.partition import Dirichlet, Iid, LabelGroups, Natural, Shards
     from fedclust.data.transforms import LabelSwaps, Rotations
     from fedclust.federation.algorithm import Algorithm, Server, State
@@ -36,6 +37,7 @@ _HOMES = {
     "Dirichlet": "fedclust.data.partition",
     "FLAMECHE": "fedclust.algorithms.flameche",
     "FMCL": "fedclust.algorithms.fmcl",
+    "Encoded": "fedclust.data.encoded",
     "FedAvg": "fedclust.algorithms.fedavg",
     "PrivateAdaptiveCFL": "fedclust.algorithms.pa_cfl",
     "FedDCN": "fedclust.algorithms.feddcn",
@@ -70,6 +72,7 @@ __all__ = [
     "ClientContext",
     "ClientModule",
     "Dirichlet",
+    "Encoded",
     "FedAvg",
     "FedDCN",
     "FederatedDataModule",

@@ -9,7 +9,15 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from fedclust.federation.errors import FederationError
 
-_EXPECTED = (ValueError, TypeError, OSError, RuntimeError, MisconfigurationException, FederationError)
+_EXPECTED = (
+    ValueError,
+    TypeError,
+    OSError,
+    RuntimeError,
+    ModuleNotFoundError,
+    MisconfigurationException,
+    FederationError,
+)
 _GIVEN = re.compile(r"Given value type:.*?Given value: (?P<value>.*?)$", re.DOTALL | re.MULTILINE)
 _UNION = re.compile(r"Does not validate against any of the Union subtypes\s+Subtypes: .*?\s+Errors:")
 _NOISE = re.compile(r"- Expected a <class 'NoneType'>\.?|- Expected a path but .* either not accessible or invalid")

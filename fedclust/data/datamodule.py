@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
+from torch import Tensor
 
 from fedclust.checks import fraction, positive_int, seed_value
 from fedclust.data.deal import Deal, deal_source
 from fedclust.data.loading import pooled_loader
 from fedclust.data.partition import Natural, Partition
-from fedclust.data.sources import load_source
-from fedclust.data.tables import ClientData, IntArray, Scaling, Table
+from fedclust.data.sources import SourceLoader, load_source
+from fedclust.data.tables import ClientData, IntArray, Scaling, Source, Table
 from fedclust.data.transforms import ClientTransform
 
 
@@ -24,8 +27,8 @@ class FederatedDataModule(pl.LightningDataModule):
 
     Args:
         source: A name (digits, mnist, fashion_mnist, usps, cifar10, image_folder), a path to an `.npz` file or a
-            folder of images, a `Source`, arrays ``(x,)`` or ``(x, y)`` or ``(x_train, y_train, x_test, y_test)``, or a
-            list with one array, or one tuple ``(x, y)``, per client.
+            folder of images, a `Source`, an `Encoded`, arrays ``(x,)`` or ``(x, y)`` or
+            ``(x_train, y_train, x_test, y_test)``, or a list with one array, or one tuple ``(x, y)``, per client.
         partition: How rows are dealt. None: by natural clients if the source brings them, else
             ``Dirichlet(n_clients=5, alpha=0.5)`` with labels, or ``Iid(n_clients=5)`` without.
         root: Where the files of a named data set lie; see `fedclust.data.sources`.
@@ -47,7 +50,7 @@ class FederatedDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        source: Any = "digits",
+        source: SourceLoader | str | Path | Source | list[Any] | tuple[Any, ...] | np.ndarray | Tensor = "digits",
         partition: Partition | None = None,
         root: str | None = None,
         seed: int | None = None,
@@ -204,6 +207,8 @@ class FederatedDataModule(pl.LightningDataModule):
             )
         return {
             "source": deal.name,
+            # Left out of all other records, so that their fingerprints in checkpoints stay what they were.
+            **({} if deal.encoder is None else {"encoder": deal.encoder}),
             "partition": deal.partition.describe(),
             "transform": None if self.transform is None else self.transform.describe(),
             "seed": self._resolved_seed,

@@ -47,6 +47,7 @@ class Deal:
             empty client; None as a whole without labels.
         one_table: True when test rows are numbered in the same table as train rows.
         scaling: How raw inputs were scaled, or None.
+        encoder: What the rows are features of, or None.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Deal:
     entropies: list[float | None] | None
     one_table: bool
     scaling: Scaling | None
+    encoder: dict[str, Any] | None
 
     def client(self, client: int) -> ClientData:
         """One client's three tables."""
@@ -114,6 +116,7 @@ def deal_source(
         entropies=None if labels is None else label_entropies(labels, parts),
         one_table=source.one_table,
         scaling=source.scaling,
+        encoder=source.encoder,
     )
 
 

@@ -8,6 +8,7 @@ The layout is torchvision's, so a folder filled by torchvision's own download se
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,14 @@ _CIFAR10_FILES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_bat
 _SYSTEM_FOLDERS = {"fashion_mnist": "/usr/share/datasets/fashion-mnist"}
 
 
+class SourceLoader(ABC):
+    """Base of objects that make a `Source` by themselves, such as `fedclust.Encoded`."""
+
+    @abstractmethod
+    def load(self, **options: Any) -> Source:
+        """The source, with a test part; `options` are the arguments of `load_source` beside the first."""
+
+
 def load_source(
     source: Any,
     *,
@@ -47,6 +56,7 @@ def load_source(
             a name (digits, mnist, fashion_mnist, usps, cifar10, image_folder);
             a path to an `.npz` file or to a folder of images;
             a `Source`, which is taken as it is;
+            a `SourceLoader` such as `fedclust.Encoded`, which gets all other arguments;
             a tuple ``(x,)`` or ``(x, y)`` or ``(x_train, y_train, x_test, y_test)``, or one array without labels;
             a list with one entry per client, each an array or a tuple ``(x, y)``.
             Arrays are numpy arrays or torch tensors.
@@ -66,6 +76,16 @@ def load_source(
         FileNotFoundError: If files are missing; the message says where it looked and how to get them.
         ValueError: If the source is of no known kind, or its content is unusable.
     """
+    if isinstance(source, SourceLoader):
+        return source.load(
+            root=root,
+            scale=scale,
+            layout=layout,
+            test_fraction=test_fraction,
+            image_size=image_size,
+            image_channels=image_channels,
+            ids=ids,
+        )
     if isinstance(source, Source):
         if (scale, layout) != ("auto", "auto"):
             raise ValueError(f"a Source is taken as it is: leave scale and layout at auto, got {scale!r}, {layout!r}")

@@ -85,6 +85,8 @@ class Source:
         test_ids: Natural client of each test row, or None.
         one_table: True when train and test rows are numbered in one common table (the test rows were held out).
         scaling: How raw inputs were scaled, or None if they were taken as they are (uint8 divided by 255).
+        encoder: For the record, what the rows are features of (see `fedclust.Encoded`), as plain values; None if they
+            are the data itself.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Source:
     test_ids: np.ndarray[Any, Any] | None = None
     one_table: bool = False
     scaling: Scaling | None = None
+    encoder: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         pairs = [("ids", self.ids, self.train)]

