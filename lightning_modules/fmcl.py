@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from torch import Tensor
-
 from fedclust.clustering.signatures import signature
+from fedclust.data.encoded import Encoder
 from fedclust.federation.client import action
 from fedclust.federation.context import ClientContext
 from fedclust.federation.message import Message
 from lightning_modules.classifier import Classifier, NetworkName
-
-
-class FrozenEncoder(Protocol):
-    """Rows → features; never trained. `lightning_modules.encoders` has some."""
-
-    def encode(self, x: Tensor) -> Tensor:
-        """Features (n, d), float32."""
-        ...
 
 
 class FMCLClient(Classifier):
@@ -36,7 +25,7 @@ class FMCLClient(Classifier):
 
     def __init__(
         self,
-        encoder: FrozenEncoder | None = None,
+        encoder: Encoder | None = None,
         network: NetworkName = "cnn",
         lr: float = 0.01,
         momentum: float = 0.0,
