@@ -19,9 +19,10 @@ from fedclust.scores import class_confusion, roc_auc
 from lightning_modules import networks
 from lightning_modules.summing import answer
 
-NetworkName = Literal["cnn", "small_cnn", "resnet10", "mlp", "linear"]
+NetworkName = Literal["cnn", "lenet5", "small_cnn", "resnet10", "mlp", "linear"]
 _NETWORKS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "cnn": networks.image_cnn,
+    "lenet5": networks.lenet5,
     "small_cnn": networks.small_cnn,
     "resnet10": networks.resnet10,
     "mlp": networks.mlp,
@@ -35,8 +36,8 @@ class Classifier(ClientModule):
     """Trains a network with cross-entropy and SGD.
 
     Args:
-        network: "cnn" (two 5×5 convolutions), "small_cnn" (for 8×8 images), "resnet10" (RGB images), "mlp", or
-            "linear" for features.
+        network: "cnn" (two 5×5 convolutions), "lenet5", "small_cnn" (for 8×8 images), "resnet10" (RGB images),
+            "mlp", or "linear" for features.
         lr: Learning rate of SGD.
         momentum: Momentum of SGD.
         batch_size: Rows per batch; a client with fewer rows uses one batch of all its rows.

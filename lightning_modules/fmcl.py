@@ -16,7 +16,7 @@ class FMCLClient(Classifier):
     Args:
         encoder: Frozen encoder whose features make the signature; None takes the rows themselves, such as those of a
             source that is seen through an encoder already.
-        network: "cnn", "small_cnn", "resnet10", "mlp" or "linear"; see `Classifier`.
+        network: "cnn", "lenet5", "small_cnn", "resnet10", "mlp" or "linear"; see `Classifier`.
         lr: Learning rate of SGD.
         momentum: Momentum of SGD.
         batch_size: Rows per batch.

@@ -84,6 +84,23 @@ def image_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
     )  # fmt: skip
 
 
+def lenet5(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
+    """LeNet-5 with ReLU and max pooling: convolutions of 6 (padded) and 16, then Linear to 120, 84 and the classes.
+
+    61,706 parameters for 1×28×28 images and 10 classes.
+
+    Raises:
+        ValueError: If the rows are no images, or smaller than 12×12.
+    """
+    channels, height, width = _image(input_shape, least=12)
+    features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, n_classes),
+    )  # fmt: skip
+
+
 def small_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
     """Two padded 3×3 convolutions (16, 32), one pooling, Linear to 84 and to the classes; for 8×8 digits.
 

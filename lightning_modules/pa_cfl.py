@@ -20,7 +20,7 @@ class PrivateAdaptiveClient(Classifier):
     Keys of replies start with the receiver: `ms/` for the management server, `as/` for the aggregation server.
 
     Args:
-        network: "cnn", "small_cnn", "resnet10", "mlp" or "linear"; see `Classifier`.
+        network: "cnn", "lenet5", "small_cnn", "resnet10", "mlp" or "linear"; see `Classifier`.
         lr: Learning rate η of SGD; also scales the pseudo-gradient and the returned aggregate.
         momentum: Momentum of SGD.
         batch_size: Rows per batch.

@@ -38,13 +38,13 @@ class ClusterModelAlgorithm(SupervisedAlgorithm):
     """One model per cluster, trained by the cluster's clients.
 
     Args:
-        round_epochs: Local epochs per round.
+        round_epochs: Local epochs per round; 0 groups clients without training.
     """
 
     personal: ClassVar[bool] = True
 
     def __init__(self, round_epochs: int = 1) -> None:
-        self.round_epochs = positive_int("round_epochs", round_epochs)
+        self.round_epochs = positive_int("round_epochs", round_epochs, least=0)
 
     def train(self, state: State, cohort: Sequence[int], server: Server) -> tuple[Models, Metrics]:
         """Local epochs of the cohort from their clusters' models, then the average inside each cluster.
@@ -52,6 +52,8 @@ class ClusterModelAlgorithm(SupervisedAlgorithm):
         Clusters of which nobody took part keep their model.
         """
         assert isinstance(state, ClusterModelState)
+        if self.round_epochs == 0:
+            return state.models, {}
         averages: dict[int, WeightedAverage] = {}
         terms = TermMeans()
 

@@ -52,7 +52,7 @@ class FMCL(ClusterModelAlgorithm):
     protected.
 
     Args:
-        round_epochs: Local epochs per round.
+        round_epochs: Local epochs per round; 0 groups clients without training.
         n_clusters: K; None chooses it by silhouette.
         center: Whether the clients' mean signature is taken off before cosines are computed.
         overlap_scaling: Whether distances are divided by the share of classes in common; False is the ablation.

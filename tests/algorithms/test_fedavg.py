@@ -85,7 +85,8 @@ def test_the_area_is_undefined_for_one_class_and_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "shape", "parameters"), [("cnn", (1, 28, 28), 582_026), ("resnet10", (3, 32, 32), 4_910_922)]
+    ("network", "shape", "parameters"),
+    [("cnn", (1, 28, 28), 582_026), ("lenet5", (1, 28, 28), 61_706), ("resnet10", (3, 32, 32), 4_910_922)],
 )
 def test_networks_have_the_papers_sizes(network: Any, shape: tuple[int, ...], parameters: int) -> None:
     client = Classifier(network)

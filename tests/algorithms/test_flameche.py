@@ -123,6 +123,13 @@ def test_metadata_are_uploaded_once(run: Any) -> None:
     assert counts["locate"]["up"] == 4 * 8 * 3 * (8 + 8)
 
 
+def test_zero_epochs_group_without_training(run: Any) -> None:
+    loop = run(FLAMECHE(2, round_epochs=0), rounds=4)
+    assert loop.latest["clients/ari"] == 1.0
+    assert "update" not in loop.byte_counts()
+    assert all(torch.equal(values[0], loop.state.initial[name]) for name, values in loop.state.models.items())
+
+
 def test_more_clusters_than_clients_and_bad_arguments_are_refused(run: Any) -> None:
     with pytest.raises(ValueError, match="n_clusters is 9, but only 8 clients hold rows"):
         run(FLAMECHE(9))

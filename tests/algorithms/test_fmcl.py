@@ -142,7 +142,7 @@ def test_fixed_numbers_of_clusters(run: Any) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"n_clusters": 0}, {"far_factor": 0.5}, {"far_percentile": 0}, {"far_percentile": 101}, {"round_epochs": 0}],
+    [{"n_clusters": 0}, {"far_factor": 0.5}, {"far_percentile": 0}, {"far_percentile": 101}, {"round_epochs": -1}],
 )
 def test_bad_arguments_are_named(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
