@@ -21,6 +21,7 @@ _WARNINGS = (
     r".*torch\.load.*weights_only.*",
     r".*n_jobs value .* overridden to 1 by setting random_state.*",
     r"(?s).*JsonargparseDeprecationWarning.*",
+    r".*np\.chararray. is deprecated.*",  # met when the help lists kinds of arrays
     r".*skip_none parameter was deprecated.*",
     r"(?s).*Instead use ``instantiate``.*",
     r".*Total length of `list` across ranks is zero.*",
