@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -24,9 +22,9 @@ from fedclust.federation.checkpoint import FORMAT, KEY
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext, make_fabric
 from fedclust.federation.message import Message, unpack
+from fedclust.federation.named import made_from, named_class
 
 _EXTRAS = "result"
-_OWN_PACKAGES = ("fedclust", "lightning_modules")
 
 
 @dataclass
@@ -175,7 +173,7 @@ class Result:
         return Inputs(tuple(self.entry["input_shape"]), self.entry["n_classes"], scaling)
 
     def _new_module(self) -> ClientModule:
-        module = _made(type(self.module), self.entry["client_args"])
+        module = made_from(type(self.module), self.entry["client_args"])
         module.build(tuple(self.entry["input_shape"]), self.entry["n_classes"])
         return module
 
@@ -234,9 +232,9 @@ def result_from(
         algorithm: The algorithm's class; None looks up the entry's.
         client: The client module's class; None looks up the entry's.
     """
-    algorithm = algorithm or _class(entry["algorithm"], Algorithm)
-    client = client or _class(entry["client"], ClientModule)
-    module: ClientModule = _made(client, entry["client_args"])
+    algorithm = algorithm or named_class(entry["algorithm"], Algorithm)
+    client = client or named_class(entry["client"], ClientModule)
+    module: ClientModule = made_from(client, entry["client_args"])
     module.build(tuple(entry["input_shape"]), entry["n_classes"])
     state = algorithm.state_class.from_flat(entry["state"])
     algorithm.module_for(state, module)
@@ -245,16 +243,6 @@ def result_from(
         metrics=dict(extras["metrics"]), history=list(extras["history"]), notes=list(extras["notes"]),
         summary=dict(extras["summary"]), state=state, algorithm=algorithm, module=module, entry=entry,
     )  # fmt: skip
-
-
-def _made(cls: type[Any], arguments: Mapping[str, Any]) -> Any:
-    """An object from the plain arguments that a checkpoint holds."""
-    given = {}
-    for name, value in arguments.items():
-        if isinstance(value, Mapping):
-            value = _made(_class(value["class_path"], object), value["init_args"])
-        given[name] = value
-    return cls(**given)
 
 
 def _checkpoint_in(path: Path) -> Path:
@@ -278,17 +266,3 @@ def _recorded(run: Path) -> dict[str, Any]:
     with rows.open(encoding="utf-8", newline="") as file:
         history = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     return {"metrics": read["metrics"], "history": history, "summary": read}
-
-
-def _class(dotted: str, base: type[Any]) -> Any:
-    """A class named by a file: of this library, or of a module that the caller has imported already.
-
-    A file must not decide what code is imported.
-    """
-    module, _, name = dotted.rpartition(".")
-    if module.partition(".")[0] not in _OWN_PACKAGES and module not in sys.modules:
-        raise ValueError(f"the file names the class {dotted}; import {module!r} first if you trust it")
-    found = getattr(import_module(module), name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ValueError(f"{dotted} is no {base.__name__}")
-    return found

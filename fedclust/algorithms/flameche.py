@@ -14,7 +14,7 @@ from fedclust.algorithms.cluster_models import ClusterModelAlgorithm, ClusterMod
 from fedclust.algorithms.groups import group_metrics
 from fedclust.algorithms.summing import sum_over_clients
 from fedclust.checks import choice, positive, positive_int
-from fedclust.clustering.mixtures import MIXTURES, Metadata, Mixture, spread_slots
+from fedclust.clustering.mixtures import MIXTURES, Mixture, spread_slots
 from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext
@@ -242,9 +242,10 @@ class FLAMECHE(ClusterModelAlgorithm):
         """Models after clients of one cluster moved into empty ones: these start from the model their clients had."""
         before = state.slots[state.best]
         models = {name: values.clone() for name, values in state.models.items()}
-        for client in torch.nonzero(slots != before).flatten().tolist():
+        moved = slots != before
+        for old, new in sorted(set(zip(before[moved].tolist(), slots[moved].tolist(), strict=True))):
             for values in models.values():
-                values[slots[client]] = values[before[client]]
+                values[new] = values[old]
         return models
 
     def _choose(self, state: FLAMECHEState) -> FLAMECHEState:
@@ -260,7 +261,10 @@ class FLAMECHE(ClusterModelAlgorithm):
 
     def _figures(self, state: FLAMECHEState) -> Metrics:
         seen = state.clusters >= 0
-        return {"clusters/error": float(state.errors[state.best][seen].mean()), "clients/seen": float(seen.sum())}
+        metrics: Metrics = {"clients/seen": float(seen.sum())}
+        if bool(seen.any()):  # nobody is, as long as protected sums are refused
+            metrics["clusters/error"] = float(state.errors[state.best][seen].mean())
+        return metrics
 
     # -- after the run --------------------------------------------------------------------------------------------
 
@@ -279,8 +283,7 @@ class FLAMECHE(ClusterModelAlgorithm):
         """The client's metadata: "blocks" (C, d), class-wise means, and "counts" (C,)."""
         if "metadata/blocks" not in own:
             raise ValueError(f"client {client!r} has not described its rows: it took part in no round")
-        found = Metadata(read_tensor(own, "metadata/blocks"), read_tensor(own, "metadata/counts"))
-        return {"blocks": found.blocks, "counts": found.counts}
+        return {name: read_tensor(own, f"metadata/{name}") for name in ("blocks", "counts")}
 
 
 def _counts(slots: Tensor, components: int) -> Tensor:

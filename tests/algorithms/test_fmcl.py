@@ -155,6 +155,10 @@ class Doubler:
     def __init__(self, factor: float = 2.0) -> None:
         self.init_args = {"factor": factor}
 
+    @property
+    def fingerprint(self) -> str:
+        return f"times {self.init_args['factor']}"
+
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         return self.init_args["factor"] * x[:, :3]
 
@@ -170,3 +174,17 @@ def test_an_encoder_makes_the_signature_and_is_neither_trained_nor_exchanged(tmp
     loaded = fedclust.load(result.save(tmp_path / "result.pt"))
     assert loaded.module._encoder[0].init_args == {"factor": 3.0}
     assert loaded.assign(data().client(4)) == result.assignments[4]
+
+
+def test_a_file_cannot_have_any_class_called_as_an_encoder(tmp_path: Any) -> None:
+    client = FMCLClient(Doubler(), network="mlp", lr=0.1, batch_size=16)
+    path = fedclust.federate(FMCL(), client, data(), rounds=1, progress=False).save(tmp_path / "result.pt")
+    saved = torch.load(path, weights_only=True)
+    mark = tmp_path / "called"
+    saved["fedclust"]["client_args"]["encoder"] = {
+        "class_path": "subprocess.Popen", "init_args": {"args": f"touch {mark}", "shell": True}
+    }  # fmt: skip
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"subprocess\.Popen is no encoder"):
+        fedclust.load(path)
+    assert not mark.exists()
