@@ -41,6 +41,21 @@ def fast_precision() -> str:
     return "32-true" if emulated(torch.device("cpu"), "bf16-mixed") else "bf16-mixed"
 
 
+def words(text: str) -> list[str]:
+    """A comma-separated option."""
+    return [part for part in text.split(",") if part]
+
+
+def integers(text: str) -> list[int]:
+    """A comma-separated option of whole numbers."""
+    return [int(part) for part in words(text)]
+
+
+def decimals(text: str) -> list[float]:
+    """A comma-separated option of numbers."""
+    return [float(part) for part in words(text)]
+
+
 def quiet() -> None:
     """Silences warnings and Lightning's own lines."""
     warnings.filterwarnings("ignore")

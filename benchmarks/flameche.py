@@ -108,15 +108,12 @@ def markdown(report: dict[str, Any]) -> str:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = lambda text: text.split(",")  # noqa: E731
-    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    shares = lambda text: [float(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--dataset", default="fashion_mnist")
     parser.add_argument("--network", default="lenet5")
-    parser.add_argument("--clients", type=numbers, default=[20, 100, 500])
-    parser.add_argument("--participation", type=shares, default=[1.0, 0.5, 0.2])
-    parser.add_argument("--modes", type=names, default=["plain"])
-    parser.add_argument("--seeds", type=numbers, default=[0, 1])
+    parser.add_argument("--clients", type=common.integers, default=[20, 100, 500])
+    parser.add_argument("--participation", type=common.decimals, default=[1.0, 0.5, 0.2])
+    parser.add_argument("--modes", type=common.words, default=["plain"])
+    parser.add_argument("--seeds", type=common.integers, default=[0, 1])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--tau", type=int, default=2, help="rounds between re-clusterings")

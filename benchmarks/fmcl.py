@@ -109,14 +109,12 @@ def markdown(report: dict[str, Any]) -> str:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = lambda text: text.split(",")  # noqa: E731
-    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--dataset", default="fashion_mnist")
-    parser.add_argument("--encoders", type=names, default=["raw", "random", "lite0"])
-    parser.add_argument("--partitions", type=names, default=["groups", "dirichlet_0.1", "dirichlet_0.5"])
-    parser.add_argument("--clients", type=numbers, default=[20, 50])
-    parser.add_argument("--methods", type=names, default=list(METHODS))
-    parser.add_argument("--seeds", type=numbers, default=[0, 1, 2])
+    parser.add_argument("--encoders", type=common.words, default=["raw", "random", "lite0"])
+    parser.add_argument("--partitions", type=common.words, default=["groups", "dirichlet_0.1", "dirichlet_0.5"])
+    parser.add_argument("--clients", type=common.integers, default=[20, 50])
+    parser.add_argument("--methods", type=common.words, default=list(METHODS))
+    parser.add_argument("--seeds", type=common.integers, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--lr", type=float, default=0.01)

@@ -130,8 +130,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="mnist", choices=("mnist", "fashion_mnist"))
     parser.add_argument("--network", default="cnn", choices=("cnn", "smooth"))
-    ratios = lambda text: [float(part) for part in text.split(",")]  # noqa: E731
-    parser.add_argument("--top-k", type=ratios, default=[0.001, 0.01, 0.05, 0.1], help="shares of d")
+    parser.add_argument("--top-k", type=common.decimals, default=[0.001, 0.01, 0.05, 0.1], help="shares of d")
     parser.add_argument("--images", type=int, default=2)
     parser.add_argument("--restarts", type=int, default=2)
     parser.add_argument("--iterations", type=int, default=200, help="of L-BFGS per restart, in steps of 20")

@@ -152,14 +152,15 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", choices=tuple(ROUNDS))
     parser.add_argument("--partition", choices=PARTITIONS)
-    parser.add_argument("--rows", type=words, default=list(METHODS), help=f"some of {','.join(METHODS)}; default: all")
+    parser.add_argument(
+        "--rows", type=common.words, default=list(METHODS), help=f"some of {','.join(METHODS)}; default: all"
+    )
     parser.add_argument("--rounds", type=int, help=f"default by data set: {ROUNDS}")
-    parser.add_argument("--seeds", type=lambda text: [int(part) for part in words(text)], default=[0])
+    parser.add_argument("--seeds", type=common.integers, default=[0])
     parser.add_argument("--clients", type=int, default=DEFAULTS["clients"])
     similarities = (*SEQUENCE_METRICS, *GRADIENT_METRICS)
     parser.add_argument("--similarity", choices=similarities, default=DEFAULTS["similarity"])
-    epsilons = lambda text: [float(part) for part in words(text)]  # noqa: E731
-    parser.add_argument("--epsilon", type=epsilons, default=[DEFAULTS["epsilon"]], help="ε₀, one or a list")
+    parser.add_argument("--epsilon", type=common.decimals, default=[DEFAULTS["epsilon"]], help="ε₀, one or a list")
     period = lambda text: None if text == "none" else int(text)  # noqa: E731
     parser.add_argument("--sync-period", type=period, default=DEFAULTS["sync_period"], help="κ, or none")
     parser.add_argument("--global-step", choices=("unit", "mean_norm"), default=DEFAULTS["global_step"])
@@ -181,11 +182,6 @@ def parse() -> argparse.Namespace:
     if not options.table and (options.dataset is None or options.partition is None):
         parser.error("--dataset and --partition are needed, or --table")
     return options
-
-
-def words(text: str) -> list[str]:
-    """The parts of a list with commas."""
-    return [part for part in text.split(",") if part]
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:

@@ -91,16 +91,14 @@ def save(report: Report, path: Path) -> None:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    names = lambda text: text.split(",")  # noqa: E731
-    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=names, default=["overlap", "clusters"])
-    parser.add_argument("--overlap-datasets", type=names, default=["mnist"])
-    parser.add_argument("--datasets", type=names, default=["mnist", "fashion_mnist"])
-    parser.add_argument("--partitions", type=names, default=["set2", "dirichlet"])
-    parser.add_argument("--clients", type=numbers, default=[20, 100])
-    parser.add_argument("--seeds", type=numbers, default=[0])
-    parser.add_argument("--similarities", type=names, default=list(SIMILARITIES))
+    parser.add_argument("--parts", type=common.words, default=["overlap", "clusters"])
+    parser.add_argument("--overlap-datasets", type=common.words, default=["mnist"])
+    parser.add_argument("--datasets", type=common.words, default=["mnist", "fashion_mnist"])
+    parser.add_argument("--partitions", type=common.words, default=["set2", "dirichlet"])
+    parser.add_argument("--clients", type=common.integers, default=[20, 100])
+    parser.add_argument("--seeds", type=common.integers, default=[0])
+    parser.add_argument("--similarities", type=common.words, default=list(SIMILARITIES))
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--batch-size", type=int, default=64)
