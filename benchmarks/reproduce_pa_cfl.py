@@ -186,7 +186,7 @@ def parse() -> argparse.Namespace:
 
 def cells(options: argparse.Namespace) -> list[Cell]:
     """The runs asked for, each once: a list of ε₀ does not repeat rows without noise."""
-    given = {name: getattr(options, name) for name in DEFAULTS if name != "epsilon"}
+    given = {name: getattr(options, name) for name in (*DEFAULTS, "precision") if name != "epsilon"}
     given |= {"lr": options.lr or LR[options.dataset], "batch_size": options.batch_size or BATCH_SIZE[options.dataset]}
     rounds = options.rounds or ROUNDS[options.dataset]
     found: dict[str, Cell] = {}
