@@ -127,7 +127,9 @@ class Cell:
 
     def settings(self) -> dict[str, Any]:
         """All that the run was given, for its JSON."""
-        algorithm = {name: value for name, value in vars(self.algorithm()).items() if name != "observer"}
+        plain = (bool, int, float, str, type(None))
+        algorithm = {name: value for name, value in vars(self.algorithm()).items() if isinstance(value, plain)}
+        algorithm.pop("observer", None)
         partition = self.deal().describe()
         return {
             **self.options, "algorithm": {"class": type(self.algorithm()).__name__, **algorithm},
