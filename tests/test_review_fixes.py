@@ -15,11 +15,11 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 import fedclust
 from fedclust.cli import main
-from fedclust.cli.arguments import configs_name_checkpoint
-from fedclust.cli.configs import find_config
 from fedclust.data.partition import Iid
 from fedclust.federation.backend import InProcess
 from fedclust.federation.checkpoint import KEY
+from fedclust.launch.arguments import configs_name_checkpoint
+from fedclust.launch.configs import find_config
 from lightning_modules.dcn import DCN
 
 

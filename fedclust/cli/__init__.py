@@ -5,13 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-COMMANDS = {
-    "fit": "train, then test the best round; a run directory keeps everything",
-    "validate": "evaluate a checkpoint on the clients' validation rows",
-    "test": "evaluate a checkpoint on the test split",
-    "predict": "write the cluster of every row to predictions.csv",
-    "configs": "list the configurations that come with the package",
-}
+from fedclust.launch import PURPOSES
+
+COMMANDS = {**PURPOSES, "configs": "list the configurations that come with the package"}
 _USAGE = """usage: fedclust COMMAND [options]
 
 Federated clustering. Commands:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
-import signal
 import sys
-import threading
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from fedclust.cli.arguments import prepare
-from fedclust.cli.errors import explain
-from fedclust.cli.parser import FedclustCLI
+from fedclust.launch.arguments import prepare
+from fedclust.launch.errors import explain
+from fedclust.launch.parser import FedclustCLI
+from fedclust.launch.process import borrowed_process
 from fedclust.report.predictions import predict_rows, weights_only, write_predictions
-from fedclust.report.quiet import quiet_lightning
 from fedclust.report.selection import best_checkpoint
 from fedclust.report.table import metrics_table, results_table
-
-_SEED_VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
 
 def run_command(command: str, arguments: Sequence[str]) -> int:
     """Runs one command; returns its exit code, see `fedclust.cli.main`."""
     run = _Run(command)
     debug = "--debug" in arguments or os.environ.get("FEDCLUST_DEBUG", "0") not in ("", "0")
-    with _borrowed_process():
+    with borrowed_process():
         try:
             run.execute(arguments)
         except KeyboardInterrupt:
@@ -147,38 +140,3 @@ def _has_rows(data: Any, split: str) -> bool:
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-@contextmanager
-def _borrowed_process() -> Iterator[None]:
-    """Leaves seed variables, warning filters and the Ctrl-C handler as they were, for callers inside a process."""
-    kept = {name: os.environ.get(name) for name in _SEED_VARIABLES}
-    handler = signal.getsignal(signal.SIGINT)
-    notes = _NoteHandler()
-    with warnings.catch_warnings():
-        quiet_lightning()
-        warnings.showwarning = _show_warning
-        logging.getLogger("fedclust").addHandler(notes)
-        try:
-            yield
-        finally:
-            logging.getLogger("fedclust").removeHandler(notes)
-            for name, value in kept.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-            changed = handler is not None and signal.getsignal(signal.SIGINT) is not handler
-            if changed and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, handler)
-
-
-class _NoteHandler(logging.Handler):
-    """Writes what the library logs without breaking a progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(f"note: {record.getMessage()}", file=sys.stderr)
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *unused: Any, **also_unused: Any) -> None:
-    tqdm.write(f"warning: {' '.join(str(message).split())}", file=sys.stderr)

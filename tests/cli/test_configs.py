@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedclust.cli.configs import find_config, first_comment, shipped_configs
+from fedclust.launch.configs import find_config, first_comment, shipped_configs
 
 SHIPPED = {
     "dcn_digits_centralised",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedclust.cli.configs import shipped_configs
+from fedclust.launch.configs import shipped_configs
 from lightning_modules.encoders import RandomKaimingEncoder
 
 SOURCE = "--data.init_args.source.init_args."

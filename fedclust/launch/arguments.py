@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedclust.cli.configs import find_config
+from fedclust.launch.configs import find_config
 from fedclust.report.rundir import run_of_checkpoint
 
 _CONFIG_FLAGS = ("--config", "-c")

@@ -14,10 +14,11 @@ from pytorch_lightning import seed_everything
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
-import fedclust.cli
-from fedclust.cli.arguments import value_of
+import fedclust
 from fedclust.federation.loop import FederatedLoop
 from fedclust.federation.refusals import refuse_unusable_flags
+from fedclust.launch import PURPOSES
+from fedclust.launch.arguments import value_of
 from fedclust.report.progress import RoundProgress
 from fedclust.report.recorder import RunRecorder
 from fedclust.report.rundir import RunDirectory, run_of_checkpoint
@@ -58,10 +59,12 @@ class FedclustCLI(LightningCLI):
         command: "fit", "validate", "test" or "predict".
         arguments: Its arguments.
         name: Name of the run where neither `--name` nor the configuration gives one.
+        callbacks: Callbacks beside the configured ones and those that every run has.
     """
 
-    def __init__(self, command: str, arguments: Sequence[str], name: str) -> None:
+    def __init__(self, command: str, arguments: Sequence[str], name: str, callbacks: Sequence[Callback] = ()) -> None:
         self.command = command
+        self.more_callbacks = list(callbacks)
         self.default_name = name
         self.run_directory: RunDirectory | None = None
         self.recorder: RunRecorder | None = None
@@ -75,7 +78,7 @@ class FedclustCLI(LightningCLI):
             seed_everything_default=0,
             parser_kwargs={
                 "prog": f"fedclust {command}",
-                "description": f"fedclust {command}: {fedclust.cli.COMMANDS[command]}. {_MORE_HELP}",
+                "description": f"fedclust {command}: {PURPOSES[command]}. {_MORE_HELP}",
                 "exit_on_error": False,
                 "allow_abbrev": False,
                 "dump_header": [f"fedclust=={fedclust.__version__}"],
@@ -166,7 +169,7 @@ class FedclustCLI(LightningCLI):
         has_bar = any(isinstance(callback, ProgressBar) for callback in configured)
         if settings["enable_progress_bar"] is not False and not has_bar:
             own.append(RoundProgress(monitor.name))
-        return own
+        return own + self.more_callbacks
 
     def config_text(self) -> str:
         """The resolved configuration as YAML; it runs the same again."""

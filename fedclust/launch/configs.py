@@ -1,0 +1,41 @@
+"""The configurations that come with the package, and how `--config NAME` finds one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Stem → file of every configuration that comes with the package."""
+    package = Path(__file__).resolve().parents[1]
+    for directory in (package / "configs", package.parent / "configs"):
+        files = {path.stem: path for path in sorted(directory.glob("*.yaml"))}
+        if files:
+            return files
+    return {}
+
+
+def find_config(name: str) -> Path:
+    """The file that `--config NAME` means: a path if it exists, else a shipped configuration of that name.
+
+    `NAME`, `NAME.yaml` and `configs/NAME.yaml` name shipped ones; any other path that does not exist is a mistake.
+
+    Raises:
+        ValueError: If there is neither; lists the shipped ones.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_configs()
+    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
+    if stem in shipped and path.parent in (Path(), Path("configs")):
+        return shipped[stem]
+    raise ValueError(
+        f"--config: there is no file {name!r}, and no shipped configuration {stem!r}; shipped are {', '.join(shipped)}"
+    )
+
+
+def first_comment(path: Path) -> str:
+    """The first line of a configuration without its comment sign."""
+    with path.open(encoding="utf-8") as file:
+        return file.readline().lstrip("#").strip()
