@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
-from fedclust.data.tables import ClientData
 from fedclust.federation.client import ClientModule
-from fedclust.federation.context import ClientContext, make_fabric
 from fedclust.federation.errors import ClientError, Failure, RoundFailedError
-from fedclust.federation.message import Message, Value, check_message, copied
+from fedclust.federation.message import Message, Value, check_message
+from fedclust.federation.resident import ClientSource, Outcome, Resident, Trip
 from fedclust.federation.store import Fingerprints, StateStore, Traffic
 
 OnReply = Callable[[int, Message], None]
-
-
-class ClientSource(Protocol):
-    """What a backend needs of a data module: the rows of one client."""
-
-    n_clients: int
-
-    def client(self, client: int) -> ClientData:
-        """The train, val and test rows of one client."""
-        ...
-
-
-@dataclass
-class Outcome:
-    """One client's replies to one trip, an entry per action, or its failure."""
-
-    client: int
-    replies: dict[str, Message]
-    state: Message
-    vault: Message = field(default_factory=dict)
-    failure: Failure | None = None
-    error: Exception | None = None
 
 
 class Backend(ABC):
@@ -74,12 +50,33 @@ class Backend(ABC):
         self, module: ClientModule, data: ClientSource, *, seed: int, device: torch.device, precision: str
     ) -> None:
         """Gives the backend its resident module, the clients' data and the run's settings; starts afresh."""
-        self.module, self.data = module, data
-        self.seed, self.device, self.precision = seed, device, precision
+        self.resident = Resident(module, data, seed, device, precision)
         self.states.load({})
         self.vaults = {}
         self.traffic = Traffic()
         self.failures = []
+
+    @property
+    def module(self) -> ClientModule:
+        """The resident module."""
+        return self.resident.module
+
+    @property
+    def data(self) -> ClientSource:
+        """The clients' rows."""
+        return self.resident.data
+
+    def use(self, device: torch.device, precision: str) -> None:
+        """Goes on, without forgetting anything, on this device and in this precision."""
+        self.resident = replace(self.resident, device=device, precision=precision)
+
+    def close(self) -> None:  # noqa: B027 (most backends have nothing to end)
+        """Ends whatever runs beside this process for the backend; the next question starts it again."""
+
+    def trip(self, client: int, actions: list[str], message: Message) -> Trip:
+        """What a client is asked, with copies of its state and secrets."""
+        vault = dict(self.vaults.get(client, {}))
+        return Trip(client, self.round, actions, message, self.states.get(client), vault)
 
     def limited_threads(self) -> AbstractContextManager[None]:
         """Runs torch with this backend's number of threads, for work on the server beside it."""
@@ -124,24 +121,26 @@ class Backend(ABC):
             self.traffic.down(names[0], client, {**shared, **message}, prints)
         replies: dict[int, Message] = {}
         failed: list[Failure] = []
-        for outcome in in_order(self.run(names, messages, shared), list(messages)):
-            if outcome.failure is not None:
-                failed.append(outcome.failure)
-                self.failures.append(outcome.failure)
-                if self.on_failure == "raise":
-                    raise ClientError(outcome.failure) from outcome.error
-                continue
-            merged = self._accept(outcome)
-            if on_reply is None:
-                replies[outcome.client] = merged
-            else:
-                on_reply(outcome.client, merged)
+        # Closed at once when a failure ends the trip, so that nobody goes on working for it.
+        with closing(self.run(names, messages, shared)) as outcomes:
+            for outcome in in_order(outcomes, list(messages)):
+                if outcome.failure is not None:
+                    failed.append(outcome.failure)
+                    self.failures.append(outcome.failure)
+                    if self.on_failure == "raise":
+                        raise ClientError(outcome.failure) from outcome.error
+                    continue
+                merged = self._accept(outcome)
+                if on_reply is None:
+                    replies[outcome.client] = merged
+                else:
+                    on_reply(outcome.client, merged)
         if len(failed) == len(messages):
             raise RoundFailedError(failed)
         return replies
 
     @abstractmethod
-    def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Iterator[Outcome]:
+    def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Generator[Outcome]:
         """Runs the actions on every client; yields outcomes in any order."""
 
     def _accept(self, outcome: Outcome) -> Message:
@@ -180,46 +179,17 @@ class InProcess(Backend):
         state_budget_mb: Client state kept in memory; see `Backend`.
     """
 
-    def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Iterator[Outcome]:
+    def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Generator[Outcome]:
         """Runs the clients in the order of `order`."""
         for client in self.order(list(messages)):
+            trip = self.trip(client, actions, {**shared, **messages[client]})
             with self.limited_threads():
-                outcome = run_client(self, client, actions, {**shared, **messages[client]})
+                outcome = self.resident.work(trip)
             yield outcome
 
     def order(self, clients: list[int]) -> list[int]:
         """The order in which clients run; no order changes a result."""
         return clients
-
-
-def run_client(backend: Backend, client: int, actions: list[str], message: Message) -> Outcome:
-    """Runs actions of one client on the backend's resident module; an error becomes part of the outcome."""
-    state = backend.states.get(client)
-    outcome = Outcome(client, {}, state)
-    current = actions[0]
-    try:
-        ctx = ClientContext(
-            who=f"client {client}",
-            round=backend.round,
-            seed=backend.seed,
-            fabric=make_fabric(backend.device, backend.precision),
-            id=client,
-            data=backend.data.client(client),
-            state=state,
-            vault=dict(backend.vaults.get(client, {})),
-        )
-        for current in actions:
-            reply = backend.module.act(current, message, ctx)
-            # Copied, because the next client's work may change what a reply refers to on the resident module.
-            outcome.replies[current] = copied(check_message(reply, f"{ctx.who}, action {current!r}"))
-        outcome.state = check_message(ctx.state, f"{ctx.who}, state")
-        outcome.vault = check_message(ctx.vault, f"{ctx.who}, vault")
-        _check_disjoint(outcome)
-    except Exception as error:  # the policy decides; nothing is swallowed: see Backend.ask
-        text = f"{type(error).__name__}: {error}"
-        outcome.failure = Failure(client, backend.round, current, text, traceback.format_exc())
-        outcome.error = error
-    return outcome
 
 
 def in_order(outcomes: Iterator[Outcome], clients: list[int]) -> Iterator[Outcome]:
@@ -232,15 +202,6 @@ def in_order(outcomes: Iterator[Outcome], clients: list[int]) -> Iterator[Outcom
         while wanted in waiting:
             yield waiting.pop(wanted)
             wanted = next(expected, None)
-
-
-def _check_disjoint(outcome: Outcome) -> None:
-    seen: set[str] = set()
-    for name, reply in outcome.replies.items():
-        twice = sorted(seen & reply.keys())
-        if twice:
-            raise ValueError(f"action {name!r} repeats the reply names {twice} of an action before it in the same trip")
-        seen |= reply.keys()
 
 
 @contextmanager

@@ -130,7 +130,7 @@ class FederatedLoop(pl.LightningModule):
         # afresh, whatever the loop did before.
         fresh = stage == "fit" and self.trainer.ckpt_path is None and self.trainer.current_epoch == 0
         if self._server is not None and self.backend.data is data and not fresh:
-            self.backend.device, self.backend.precision = device, precision
+            self.backend.use(device, precision)
             self._server.context.fabric, self._server.quick = fabric, quick
             return
         if stage == "fit":

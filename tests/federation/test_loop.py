@@ -148,7 +148,7 @@ def test_the_seed_is_the_data_modules(loop: Any, blobs: Any, trainer: Any) -> No
     for seed in (0, 7):
         module = loop()
         trainer(1).fit(module, datamodule=blobs(seed=seed))
-        assert module.resolved_seed == module.server.context.seed == module.backend.seed == seed
+        assert module.resolved_seed == module.server.context.seed == module.backend.resident.seed == seed
 
 
 def test_other_data_starts_afresh_and_another_trainer_changes_the_precision(
@@ -163,7 +163,7 @@ def test_other_data_starts_afresh_and_another_trainer_changes_the_precision(
     assert torch.equal(module.state.w, first)
     assert not torch.equal(other, first)
     trainer(1, precision="bf16-mixed").test(module, datamodule=data, verbose=False)
-    assert module.backend.precision == module.server.context.precision == "bf16-mixed"
+    assert module.backend.resident.precision == module.server.context.precision == "bf16-mixed"
 
 
 def test_validation_of_every_round_is_numbered_like_the_round(loop: Any, blobs: Any, trainer: Any) -> None:
