@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedclust.federation.client import ClientModule, action
     from fedclust.federation.context import ClientContext
     from fedclust.federation.loop import FederatedLoop
+    from fedclust.federation.processes import Processes
     from fedclust.metrics import clustering_accuracy
     from fedclust.result import Result, load
 
@@ -49,6 +50,7 @@ _HOMES = {
     "LocalOnly": "fedclust.algorithms.local_only",
     "LabelSwaps": "fedclust.data.transforms",
     "Natural": "fedclust.data.partition",
+    "Processes": "fedclust.federation.processes",
     "Result": "fedclust.result",
     "Rotations": "fedclust.data.transforms",
     "Server": "fedclust.federation.algorithm",
@@ -84,6 +86,7 @@ __all__ = [
     "LocalOnly",
     "Natural",
     "PrivateAdaptiveCFL",
+    "Processes",
     "Result",
     "Rotations",
     "Server",

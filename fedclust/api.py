@@ -82,6 +82,7 @@ def federate(
     loop = FederatedLoop(algorithm, client, backend, cohort_size, participation)
     chosen = Monitor(*(algorithm.default_monitor if monitor is None else (monitor, mode)))
     with ExitStack() as stack:
+        stack.callback(loop.backend.close)
         folder = Path(directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="fedclust-")))
         recorder = RunRecorder(directory, monitor=chosen)
         extra: list[Callback] = [recorder, LastCheckpoint(folder / "checkpoints"), *callbacks]

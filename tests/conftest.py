@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedclust.algorithms.feddcn import FedDCN
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.tables import ClientData, Table
-from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.backend import InProcess
-from fedclust.federation.client import ClientModule, action
 from fedclust.federation.context import ClientContext, WorkContext, make_fabric
 from fedclust.federation.message import Message
 from fedclust.report.quiet import _WARNINGS, quiet_lightning
 from lightning_modules.dcn import DCN
+
+sys.path.insert(0, str(Path(__file__).parent))  # worker processes get it too, and import `toys` from there
+from toys import ToyAlgorithm, ToyClient
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -147,91 +149,6 @@ def table() -> Callable[..., Table]:
         return Table(x, y, np.arange(len(x)))
 
     return make
-
-
-# -- a toy method: every client pulls one number to the mean of its rows -------------------------------------------
-
-
-class ToyClient(ClientModule):
-    """One parameter `w` (d,) fitted to the mean of the client's rows; remembers in which rounds it was asked."""
-
-    def build(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:
-        if not hasattr(self, "w"):
-            self.w = nn.Parameter(torch.zeros(input_shape))
-
-    def initialize(self, seed: int) -> None:
-        with torch.no_grad():
-            self.w.zero_()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.25)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return (self.w - batch["x"]).square().sum(1).mean()
-
-    @action
-    def pull(self, message: Message, ctx: ClientContext) -> Message:
-        """One gradient step from the given w; keeps the list of rounds in the state."""
-        self.load_exchanged({"w": torch.as_tensor(message["w"])})
-        fit = self.fit_locally(ctx, 1, batches=lambda epoch: [{"x": ctx.data.train.x}])
-        seen = torch.as_tensor(ctx.state.get("rounds", torch.zeros(0, dtype=torch.int64)))
-        ctx.state["rounds"] = torch.cat([seen, torch.tensor([ctx.round])])
-        return {"w": self.exchanged()["w"], "n_rows": len(ctx.data.train), "n_steps": fit.n_steps}
-
-    @action
-    def recall(self, message: Message, ctx: ClientContext) -> Message:
-        """The rounds that the state remembers, and the client's own number."""
-        return {"rounds": ctx.state.get("rounds", torch.zeros(0, dtype=torch.int64)), "me": ctx.id}
-
-    @action
-    def spoil(self, message: Message, ctx: ClientContext) -> Message:
-        """Changes its state in place and by name, then fails at the clients in `fail`."""
-        torch.as_tensor(ctx.state["rounds"]).zero_()
-        ctx.state["extra"] = 1
-        if ctx.id in torch.as_tensor(message["fail"]).tolist():
-            raise ZeroDivisionError(f"no luck for {ctx.id}")
-        return {"ok": True}
-
-    @action
-    def personalise(self, message: Message, ctx: ClientContext) -> Message:
-        """Trains inside an evaluation and returns the loss."""
-        fit = self.fit_locally(ctx, 1, batches=lambda epoch: [{"x": ctx.data.train.x}])
-        return {"loss": fit.terms["loss"]}
-
-    @action
-    def odd_reply(self, message: Message, ctx: ClientContext) -> Message:
-        return {"nested": {"a": 1}}  # type: ignore[dict-item]
-
-
-@dataclass
-class ToyState(State):
-    w: Tensor
-
-
-class ToyAlgorithm(Algorithm):
-    """Plain average of the clients' w."""
-
-    state_class: ClassVar[type[State]] = ToyState
-    default_monitor: ClassVar[tuple[str, str]] = ("val/loss", "min")
-
-    def start(self, server: Server) -> ToyState:
-        return ToyState(server.module.snapshot()["w"])
-
-    def round(self, state: State, cohort: list[int], server: Server) -> tuple[ToyState, Metrics]:
-        assert isinstance(state, ToyState)
-        replies = server.ask("pull", cohort, shared={"w": state.w})
-        return ToyState(torch.stack([torch.as_tensor(r["w"]) for r in replies.values()]).mean(0)), {"train/asked": 1.0}
-
-    def evaluate(self, state: State, server: Server, split: str) -> Metrics:
-        replies = server.ask("personalise", server.clients)
-        return {"loss": sum(float(reply["loss"]) for reply in replies.values())}  # type: ignore[arg-type]
-
-    def assign(self, state: State, server: Server, client: int, split: str) -> Message:
-        return {}
-
-    @classmethod
-    def module_for(cls, state: State, module: ClientModule) -> ClientModule:
-        return module
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isfinite
 
@@ -48,3 +49,20 @@ class Cohorts:
             return list(clients)
         chosen = numpy_generator(seed, round, "cohort").choice(len(clients), size, replace=False)
         return sorted(clients[i] for i in chosen)
+
+
+class Rounds:
+    """An endless supply of cohorts for a Trainer, one per epoch.
+
+    Args:
+        draw: Gives the cohort of the round that begins.
+    """
+
+    def __init__(self, draw: Callable[[], list[int]]) -> None:
+        self._draw = draw
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield self._draw()

@@ -18,7 +18,7 @@ from fedclust.federation import checkpoint
 from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.client import ClientModule
-from fedclust.federation.cohort import Cohorts
+from fedclust.federation.cohort import Cohorts, Rounds
 from fedclust.federation.context import WorkContext, emulated, make_fabric
 from fedclust.federation.refusals import check_monitors, refuse_unusable_flags
 
@@ -163,6 +163,11 @@ class FederatedLoop(pl.LightningModule):
             names = self.algorithm.metric_names(data.n_classes is not None)
             check_monitors(self.trainer, names | ROUND_METRICS if names else names)
 
+    def teardown(self, stage: str) -> None:
+        """Ends what the backend runs beside this process; after a fit it stays for the test that mostly follows."""
+        if stage != "fit":
+            self.backend.close()
+
     def on_fit_start(self) -> None:
         """Does all that comes before the first round, unless a checkpoint brought it, and saves it."""
         if self._state is not None:
@@ -177,7 +182,9 @@ class FederatedLoop(pl.LightningModule):
 
     def round_loader(self) -> Rounds:
         """One cohort per epoch; the data module hands it to the Trainer."""
-        return Rounds(self)
+        return Rounds(
+            lambda: self.cohorts.draw(self.server.clients, self.resolved_seed, self.current_epoch + 1)
+        )  # fmt: skip
 
     def evaluation_loader(self) -> list[int]:
         """One step that evaluates all clients."""
@@ -279,20 +286,6 @@ class FederatedLoop(pl.LightningModule):
             return
         directory = keepers[0].dirpath or str(Path(self.trainer.default_root_dir) / "checkpoints")
         self.trainer.save_checkpoint(Path(directory) / "start.ckpt")
-
-
-class Rounds:
-    """An endless supply of cohorts, one per epoch, each a function of (seed, round) alone."""
-
-    def __init__(self, loop: FederatedLoop) -> None:
-        self._loop = loop
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[list[int]]:
-        loop = self._loop
-        yield loop.cohorts.draw(loop.server.clients, loop.resolved_seed, loop.current_epoch + 1)
 
 
 def _planted(data: Any) -> dict[int, int] | None:

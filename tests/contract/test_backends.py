@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,9 +10,11 @@ import torch
 
 from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.errors import ClientError, RoundFailedError
+from fedclust.federation.processes import Processes
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
     "InProcess": InProcess,
+    "Processes": Processes,
 }
 SIZES = (4, 6, 8, 10)
 
@@ -20,8 +22,9 @@ pytestmark = pytest.mark.parametrize("make", BACKENDS.values(), ids=BACKENDS)
 
 
 @pytest.fixture
-def connected(toy: Any, blobs: Any) -> Callable[..., Backend]:
+def connected(toy: Any, blobs: Any) -> Iterator[Callable[..., Backend]]:
     """A backend over four clients of the toy module, in round 3."""
+    made: list[Backend] = []
 
     def connect(make: Callable[..., Backend], **options: Any) -> Backend:
         data = blobs(SIZES, val_fraction=0.0, test_fraction=0.0)
@@ -30,9 +33,12 @@ def connected(toy: Any, blobs: Any) -> Callable[..., Backend]:
         backend = make(**options)
         backend.connect(module, data, seed=5, device=torch.device("cpu"), precision="32-true")
         backend.round = 3
+        made.append(backend)
         return backend
 
-    return connect
+    yield connect
+    for backend in made:
+        backend.close()
 
 
 def everyone(**message: Any) -> dict[int, dict[str, Any]]:
@@ -178,13 +184,8 @@ def test_all_failed_stops_at_either_policy(make: Any, connected: Any) -> None:
 
 
 def test_two_actions_with_one_reply_name_are_refused(make: Any, connected: Any) -> None:
-    backend = connected(make)
-    type(backend.module).echo = type(backend.module).recall
-    try:
-        with pytest.raises(ClientError, match=r"action 'recall'.*repeats the reply names \['me', 'rounds'\]"):
-            backend.ask(["echo", "recall"], {0: {}})
-    finally:
-        del type(backend.module).echo
+    with pytest.raises(ClientError, match=r"action 'recall'.*repeats the reply names \['me', 'rounds'\]"):
+        connected(make).ask(["echo", "recall"], {0: {}})
 
 
 def test_bytes_are_counted_per_action_and_shared_values_once(make: Any, connected: Any) -> None:
@@ -209,16 +210,8 @@ def test_tensors_sent_to_one_client_count_once_too(make: Any, connected: Any) ->
 
 def test_threads_are_set_for_the_work_and_put_back(make: Any, connected: Any) -> None:
     backend = connected(make, threads=2)
-    before, seen = torch.get_num_threads(), []
-    type(backend.module).training_step, original = (
-        lambda self, batch, i: seen.append(torch.get_num_threads()) or (self.w - batch["x"]).square().mean(),
-        type(backend.module).training_step,
-    )
-    try:
-        backend.ask("pull", {0: {}}, shared={"w": W})
-    finally:
-        type(backend.module).training_step = original
-    assert seen == [2]
+    before = torch.get_num_threads()
+    assert backend.ask("threads", {0: {}})[0]["threads"] == 2
     assert torch.get_num_threads() == before == 1
 
 
@@ -230,19 +223,8 @@ def test_bad_options_are_refused(make: Any, options: dict[str, Any]) -> None:
         make(**options)
 
 
-def test_secrets_stay_in_memory_and_a_failed_trip_leaves_them_as_they_were(
-    make: Any, connected: Any, monkeypatch: Any
-) -> None:
-    def whisper(self: Any, message: Any, ctx: Any) -> Any:
-        known = ctx.vault.get("key", 0)
-        ctx.vault["key"] = known + 1
-        if message["fail"] and ctx.id == 1:
-            raise OSError("away")
-        return {"known": known}
-
-    whisper.__fedclust_action__ = True
+def test_secrets_stay_in_memory_and_a_failed_trip_leaves_them_as_they_were(make: Any, connected: Any) -> None:
     backend = connected(make, on_failure="skip", state_budget_mb=0)
-    monkeypatch.setattr(type(backend.module), "whisper", whisper, raising=False)
     for fail, expected in ((False, [0, 0, 0, 0]), (True, [1, 1, 1]), (False, [2, 1, 2, 2])):
         replies = backend.ask("whisper", everyone(), shared={"fail": fail})
         assert [reply["known"] for reply in replies.values()] == expected

@@ -1,0 +1,250 @@
+"""Processes: equal to InProcess, dead workers are replaced, and nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from fedclust.federation.backend import InProcess
+from fedclust.federation.errors import ClientError
+from fedclust.federation.message import digest
+from fedclust.federation.pool import available_cores
+from fedclust.federation.processes import Processes
+from fedclust.federation.shared_memory import Reader, Segment, SharedClients, picklable, remove_segment
+
+CPU = torch.device("cpu")
+SHM = Path("/dev/shm")
+
+
+def segments() -> set[str]:
+    return {path.name for path in SHM.glob("fc*")} if SHM.is_dir() else set()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before, children = segments(), set(psutil.Process().children(recursive=True))
+    yield
+    assert segments() == before
+    left = set(psutil.Process().children(recursive=True)) - children
+    assert not [child for child in left if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+def connected(toy: Any, blobs: Any) -> Iterator[Callable[..., Processes]]:
+    made: list[Processes] = []
+
+    def connect(sizes: tuple[int, ...] = (4, 6, 8, 10), **options: Any) -> Processes:
+        data = blobs(sizes, val_fraction=0.0, test_fraction=0.0)
+        module = toy.client()
+        module.build(data.input_shape, data.n_classes)
+        backend = Processes(**options)
+        made.append(backend)
+        backend.connect(module, data, seed=5, device=CPU, precision="32-true")
+        backend.round = 3
+        return backend
+
+    yield connect
+    for backend in made:
+        backend.close()
+
+
+def die(backend: Processes, once: Path, *, always: bool = False) -> dict[int, Any]:
+    shared = {"victim": 2, "once": str(once), "always": always}
+    return backend.ask("die", {client: {} for client in range(4)}, shared=shared)
+
+
+def test_clients_of_a_dead_worker_are_asked_again(connected: Any, tmp_path: Path, caplog: Any) -> None:
+    backend = connected()
+    backend.ask("pull", {client: {} for client in range(4)}, shared={"w": torch.zeros(6)})
+    with caplog.at_level(logging.WARNING, "fedclust"):
+        replies = die(backend, tmp_path / "died")
+    assert list(replies) == [0, 1, 2, 3]
+    assert os.getpid() not in {reply["pid"] for reply in replies.values()}
+    (record,) = [record for record in caplog.records if "died" in record.getMessage()]
+    assert "killed by SIGKILL" in record.getMessage()
+    assert "in round 3" in record.getMessage()
+    assert "2" in record.getMessage().partition("clients")[2]
+    remembered = backend.ask("recall", {client: {} for client in range(4)})
+    assert [reply["rounds"].tolist() for reply in remembered.values()] == [[3]] * 4
+
+
+def test_a_client_whose_worker_dies_twice_fails_by_name(connected: Any, tmp_path: Path) -> None:
+    with pytest.raises(ClientError, match=r"client 2, round 3, action 'die': its worker process died \(killed by SIG"):
+        die(connected(), tmp_path / "died", always=True)
+
+
+def test_skip_goes_on_without_the_client_whose_worker_dies(connected: Any, tmp_path: Path) -> None:
+    backend = connected(on_failure="skip", retries=0, workers=1)
+    replies = die(backend, tmp_path / "died", always=True)
+    # With one worker the client behind the victim may have been sent along, and is lost with it.
+    assert set(replies) >= {3}
+    assert 2 not in replies
+    assert {failure.client for failure in backend.failures} == set(range(4)) - set(replies)
+
+
+def test_a_failure_ends_the_work_of_all_others_at_once(connected: Any) -> None:
+    backend = connected()
+    backend.ask("pull", {client: {} for client in range(4)}, shared={"w": torch.zeros(6)})
+    with pytest.raises(ClientError, match="client 0"):
+        backend.ask("spoil", {client: {} for client in range(4)}, shared={"fail": torch.tensor([0])})
+    assert backend._pool is None
+    # The next question starts new workers, and the state of before is still there.
+    assert backend.ask("recall", {1: {}})[1]["rounds"].tolist() == [3]
+
+
+def test_the_largest_clients_run_first(connected: Any) -> None:
+    backend = connected((4, 10, 6, 10, 8), workers=1)
+    assert backend._order({client: {} for client in (0, 1, 2, 3, 4)}) == [1, 3, 4, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"workers": 0}, "workers"), ({"workers": 1.5}, "workers"), ({"retries": -1}, "retries"),
+     ({"retries": True}, "retries")],
+)  # fmt: skip
+def test_bad_options_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Processes(**options)
+
+
+def test_more_threads_than_cores_are_refused_before_anything_starts(connected: Any) -> None:
+    cores = available_cores()
+    with pytest.raises(ValueError, match=rf"{cores + 1} workers of 1 threads are {cores + 1} threads.*{cores} cores"):
+        connected(workers=cores + 1)
+
+
+def test_a_gpu_is_refused(connected: Any) -> None:
+    backend = connected()
+    with pytest.raises(ValueError, match=r"accelerator is cuda"):
+        backend.connect(backend.module, backend.data, seed=0, device=torch.device("cuda"), precision="32-true")
+
+
+def test_a_module_that_cannot_travel_is_refused_at_once(connected: Any) -> None:
+    backend = connected()
+    module = backend.module
+    module.own = lambda: None
+    try:
+        with pytest.raises(TypeError, match=r"client module ToyClient cannot be sent.*InProcess"):
+            backend.connect(module, backend.data, seed=0, device=CPU, precision="32-true")
+    finally:
+        del module.own
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_feddcn_run_is_equal_to_one_in_process(feddcn: Any, dcn: Any, blobs: Any, workers: int) -> None:
+    import fedclust
+
+    found = []
+    for backend in (InProcess(), Processes(min(workers, available_cores()))):
+        result = fedclust.federate(feddcn(), dcn(), blobs(), rounds=2, backend=backend, progress=False)
+        state = {name: digest(value) for name, value in result.entry["state"].items()}
+        found.append((state, result.metrics, result.entry["clients"].keys(), result.summary["bytes"]))
+    assert found[0] == found[1]
+
+
+SCRIPT = """
+import sys, time
+import fedclust, lightning_modules
+from pytorch_lightning.callbacks import Callback
+
+class Say(Callback):
+    def on_train_epoch_end(self, trainer, module):
+        print("round", flush=True)
+
+if __name__ == "__main__":
+    data = fedclust.FederatedDataModule("digits", fedclust.Iid(4), seed=0)
+    fedclust.federate(fedclust.FedAvg(), lightning_modules.Classifier("mlp"), data, rounds=10_000,
+                      backend=fedclust.Processes(), progress=False, callbacks=[Say()])
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_an_interrupted_run(tmp_path: Path, end: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == b"round\n"
+        workers = psutil.Process(run.pid).children(recursive=True)
+        assert sum("spawn_main" in " ".join(worker.cmdline()) for worker in workers) == min(4, available_cores())
+        run.send_signal(end)
+        run.communicate(timeout=60)
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(name for name in segments()):
+        time.sleep(0.1)
+    assert segments() == set()
+
+
+# -- shared memory --------------------------------------------------------------------------------------------------
+
+
+def test_messages_come_back_as_they_were() -> None:
+    message = {
+        "a": torch.arange(6, dtype=torch.int16).reshape(2, 3), "empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5),
+        "half": torch.ones(3, dtype=torch.bfloat16), "complex": torch.ones(2, dtype=torch.complex64),
+        "flags": torch.tensor([True, False]), "array": np.arange(4.0).reshape(2, 2).T, "none": None, "text": "grüß",
+        "point": np.array(3), "number": 3, "bytes": b"abc",
+        "last": torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "every second": torch.arange(10)[::2], "wide": torch.zeros(1).expand(4),
+    }  # fmt: skip
+    segment, reader = Segment(), Reader()
+    try:
+        for _ in range(2):
+            read = reader.read(segment.write(message), "slot")
+            assert list(read) == list(message)
+            for name, value in message.items():
+                assert type(read[name]) is type(value)
+                assert digest(read[name]) == digest(value)
+        assert read["last"].is_contiguous(memory_format=torch.channels_last)
+        message["large"] = torch.ones(100_000)
+        assert torch.equal(reader.read(segment.write(message), "slot")["large"], message["large"])
+    finally:
+        reader.close()
+        segment.close()
+
+
+def test_what_a_killed_process_wrote_can_be_removed() -> None:
+    segment = Segment("fctest")
+    segment.write({"x": torch.ones(50_000)})
+    assert "fctest-18" in segments() or not SHM.is_dir()
+    remove_segment("fctest")
+    assert "fctest-18" not in segments()
+
+
+def test_rows_are_shared_in_place(blobs: Any) -> None:
+    data = blobs((4, 6))
+    before = [data.client(client).train.x.clone() for client in range(2)]
+    shared = SharedClients(data)
+    assert len(shared._tensors) <= 6
+    for client in range(2):
+        own, there = data.client(client), shared.client(client)
+        assert torch.equal(own.train.x, before[client])
+        assert own.train.x.data_ptr() == there.train.x.data_ptr()
+        assert own.train.x.is_shared()
+        for split in ("train", "val", "test"):
+            assert torch.equal(getattr(own, split).y, getattr(there, split).y)
+            assert np.array_equal(getattr(own, split).rows, getattr(there, split).rows)
+
+
+def test_what_cannot_be_pickled_is_named() -> None:
+    with pytest.raises(TypeError, match="the thing cannot be sent"):
+        picklable(lambda: 0, "the thing")
