@@ -25,8 +25,8 @@ PAPER = {
     ("usps", "noniid", 20): (".7803", ".7159 ± .0372", ".7076", ".6925 ± .0124"),
 }
 HEADER = (
-    "| data | scenario | clients | variant | seeds | ACC | NMI | ARI | DBI | rounds | seconds | ACC (label stop) "
-    "| NMI (label stop) | paper ACC best (mean) | paper NMI best (mean) |"
+    "| data | scenario | clients | variant | precision | seeds | ACC | NMI | ARI | DBI | rounds | seconds "
+    "| ACC (label stop) | NMI (label stop) | paper ACC best (mean) | paper NMI best (mean) |"
 )
 INTRO = """# FedDCN beside the paper
 
@@ -55,7 +55,7 @@ def _line(cell: tuple[str, str, int, str], runs: list[dict[str, Any]]) -> str:
     paper = PAPER.get((dataset, scenario, clients), ("", "", "", ""))
     seeds = ",".join(str(run["seed"]) for run in sorted(runs, key=lambda run: run["seed"]))
     columns = [
-        dataset, scenario, str(clients), variant, seeds,
+        dataset, scenario, str(clients), variant, "/".join(sorted({run["precision"] for run in runs})), seeds,
         *(spread([run[name] for run in runs]) for name in ("acc", "nmi", "ari", "dbi")),
         _whole(run["rounds"] for run in runs), _whole(run["seconds"] for run in runs),
         *(spread([run[name] for run in labelled]) for name in ("acc", "nmi")),

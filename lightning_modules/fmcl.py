@@ -32,6 +32,8 @@ class FMCLClient(Classifier):
         batch_size: int = 64,
         max_grad_norm: float | None = None,
     ) -> None:
+        if isinstance(encoder, str) or (encoder is not None and not hasattr(encoder, "encode")):
+            raise ValueError(f"encoder must be an encoder of lightning_modules.encoders or None, got {encoder!r}")
         super().__init__(network, lr, momentum, batch_size, max_grad_norm)
         self.save_hyperparameters()
         # In a tuple, so that its weights are no parameters of this module: they are neither trained nor exchanged.

@@ -142,7 +142,7 @@ def _image(input_shape: tuple[int, ...], least: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         raise ValueError(
             f"this network needs images (channels, height, width) of at least {least}×{least}, the data has rows of "
-            f"shape {input_shape}"
+            f"shape {input_shape}; small_cnn takes images from 4×4 on, mlp and linear take any rows"
         )
     channels, height, width = input_shape
     return channels, height, width

@@ -203,8 +203,11 @@ def _merged(centers: Tensor, rows: Tensor) -> Tensor:
 
     A network maps equal inputs to latents that differ in their last bits; these are no distinct rows.
     """
-    tolerance = _ROUNDING * torch.finfo(rows.dtype).eps * float(rows.abs().max())
-    near = (centers[:, None] - centers[None]).abs().amax(2) <= tolerance
+    # Relative to the two coordinates themselves: one far row must not make the others' centres look equal. A coordinate
+    # near 0 is a sum that cancelled, with the rounding of the rows' typical size.
+    scale = torch.maximum(centers.abs()[:, None], centers.abs()[None])
+    scale = torch.maximum(scale, rows.abs().median(0).values)
+    near = ((centers[:, None] - centers[None]).abs() <= _ROUNDING * torch.finfo(rows.dtype).eps * scale).all(2)
     return centers[near.int().argmax(1)]
 
 

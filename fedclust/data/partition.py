@@ -6,11 +6,13 @@ The arrays are disjoint, together they are exactly ``range(n)``, and the same se
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any
 
 import numpy as np
 
-from fedclust.checks import positive_int, real_number
+from fedclust.checks import positive_int
 from fedclust.data.partition_base import Partition
 from fedclust.data.partition_given import LabelGroups, Natural, Shards
 from fedclust.data.tables import IntArray
@@ -46,7 +48,7 @@ class Dirichlet(Partition):
         n_clients: Number of clients, at least 1.
         alpha: Concentration, a finite number above 0.
         min_size: Fewest rows of a client. Shares are drawn again until every client has them. 0 permits clients
-            without rows; these are listed in a warning and skipped in training.
+            without rows; a data module lists them in a warning, and training skips them.
         max_draws: How often to draw before giving up with an error.
 
     Raises:
@@ -57,10 +59,11 @@ class Dirichlet(Partition):
 
     def __init__(self, n_clients: int, alpha: float, min_size: int = 1, max_draws: int = 1000) -> None:
         self.n_clients = positive_int("n_clients", n_clients)
-        self.alpha = real_number("alpha", alpha)
-        if not 0.0 < self.alpha < float("inf"):
+        known = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+        self.alpha = float(alpha) if known else math.nan
+        if not 0.0 < self.alpha < math.inf:
             raise ValueError(
-                f"alpha must be a finite number above 0, got {alpha}. Smaller means more skew; for clients with one "
+                f"alpha must be a finite number above 0, got {alpha!r}. Smaller means more skew; for clients with one "
                 "label each use LabelGroups or Shards(shards_per_client=1), for no skew use Iid"
             )
         self.min_size = positive_int("min_size", min_size, least=0)

@@ -43,15 +43,17 @@ class Partition(ABC):
             raise ValueError(f"{name}: labels must be one per row, got shape {values.shape}")
         if values is not None and n_rows is not None and len(values) != n_rows:
             raise ValueError(f"{name}: {len(values)} labels for {n_rows} rows")
-        n = n_rows if values is None else len(values)
-        if n is None:
-            raise ValueError(f"{name}: without labels, give n_rows")
-        n = positive_int(f"{name}: n_rows", n)
         if values is None and self.needs_labels:
             raise ValueError(
                 f"partition: {name} deals rows by label, but the data has no labels; use Iid(n_clients), or Natural "
                 "where rows have owners; partition=None (--data.partition null) chooses between them"
             )
+        if values is not None and values.dtype.kind == "f" and np.isnan(values).any():
+            raise ValueError(f"{name}: {int(np.isnan(values).sum())} of {len(values)} labels are NaN")
+        n = n_rows if values is None else len(values)
+        if n is None:
+            raise ValueError(f"{name}: without labels, give n_rows")
+        n = positive_int(f"{name}: n_rows", n)
         return [np.sort(part).astype(np.int64) for part in self._deal(values, n, seed)]
 
     @abstractmethod

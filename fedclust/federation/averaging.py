@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,10 +18,16 @@ def check_weights(weights: Sequence[float], names: Sequence[str]) -> float:
     Raises:
         ValueError: naming the clients, if a weight is negative or not finite, or all are 0.
     """
+    for name, weight in zip(names, weights, strict=True):
+        if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+            raise ValueError(f"{name}: its weight must be a number, finite and at least 0, got {weight!r}")
     listed = ", ".join(f"{name}: {weight:g}" for name, weight in zip(names, weights, strict=True))
     if any(not math.isfinite(weight) or weight < 0 for weight in weights):
         raise ValueError(f"weights must be finite and at least 0, and the total weight above 0, got {listed}")
-    total = math.fsum(weights)
+    try:
+        total = math.fsum(weights)
+    except OverflowError:
+        raise ValueError(f"the weights are too large to be added: {listed}") from None
     if total == 0:
         raise ValueError(f"total weight is 0, so there is nothing to average ({listed or 'no client replied'})")
     return total
@@ -83,9 +90,9 @@ class WeightedAverage:
                 or type, or (at a weight above 0) NaN or infinite values. The average is then unchanged.
         """
         name = f"client {self._count}" if name is None else name
-        weight = float(weight)
-        if not math.isfinite(weight) or weight < 0:
+        if weight != 0:
             check_weights([weight], [name])
+        weight = float(weight)
         self._check_layout(state, name)
         if weight > 0:
             _check_values(state, name)
@@ -105,11 +112,15 @@ class WeightedAverage:
         """The average so far, as new tensors on the CPU.
 
         Raises:
-            ValueError: naming the clients, if the total weight is 0.
+            ValueError: naming the clients, if the total weight is 0, or the entry that is beyond its type's range.
         """
         if self._total == 0:
             check_weights([0.0] * len(self._ignored), self._ignored)
-        return {key: self._mean[key].to(dtype, copy=True) for key, (_, dtype) in self._like.items()}
+        average = {key: self._mean[key].to(dtype, copy=True) for key, (_, dtype) in self._like.items()}
+        for key, value in average.items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise ValueError(f"the average of {key} is beyond the range of {value.dtype}")
+        return average
 
     def _fold(self, key: str, value: Tensor, share: float) -> None:
         real = value.is_floating_point()

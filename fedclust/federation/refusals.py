@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pytorch_lightning.callbacks import EarlyStopping, Timer
+from pytorch_lightning.trainer.states import TrainerFn
+
 from fedclust.federation.context import PRECISIONS
 
 
@@ -37,6 +40,14 @@ def refuse_unusable_flags(trainer: Any) -> None:
             trainer.fit_loop.max_steps not in (-1, None) and not trainer.fast_dev_run,
             "trainer.max_steps: a round is an epoch; set trainer.max_epochs to the number of rounds",
         ),
+        (
+            trainer.state.fn == TrainerFn.FITTING and trainer.max_epochs == 0,
+            "trainer.max_epochs is 0: a run needs at least one round",
+        ),
+        (
+            trainer.state.fn == TrainerFn.FITTING and trainer.max_epochs == -1 and not _ends_by_itself(trainer),
+            "trainer.max_epochs -1 never ends; give a number of rounds, trainer.max_time, or an EarlyStopping callback",
+        ),
         (bool(trainer.overfit_batches), "trainer.overfit_batches: use a smaller data source or partition instead"),
         (
             trainer.val_check_interval not in (1, 1.0),
@@ -47,6 +58,10 @@ def refuse_unusable_flags(trainer: Any) -> None:
     refused = [text for wrong, text in reasons if wrong]
     if refused:
         raise ValueError("these Trainer flags do not work with federated rounds. " + "; ".join(refused))
+
+
+def _ends_by_itself(trainer: Any) -> bool:
+    return any(isinstance(callback, EarlyStopping | Timer) for callback in trainer.callbacks)
 
 
 def check_monitors(trainer: Any, names: frozenset[str]) -> None:

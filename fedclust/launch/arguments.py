@@ -37,6 +37,11 @@ def prepare(command: str, arguments: Sequence[str]) -> Prepared:
     if any(flag.partition("=")[0] in _NO_RUN or ".help" in flag for flag in found):
         return Prepared(found, "run")
     checkpoint = value_of("--ckpt_path", found)
+    if checkpoint is None and not configs and not any(flag.startswith(("--model", "--data")) for flag in found):
+        raise ValueError(
+            f"fedclust {command} needs a configuration: --config NAME or --config FILE (fedclust configs lists those "
+            "that come with the package), or --ckpt_path with a run's checkpoint"
+        )
     if checkpoint is None and command != "fit" and not configs_name_checkpoint(configs):
         raise ValueError(
             f"fedclust {command} needs a checkpoint: --ckpt_path runs/NAME/version_N/checkpoints/best.ckpt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 
@@ -30,8 +31,11 @@ def find_config(name: str) -> Path:
     stem = path.name.removesuffix(".yaml").removesuffix(".yml")
     if stem in shipped and path.parent in (Path(), Path("configs")):
         return shipped[stem]
+    close = difflib.get_close_matches(stem, shipped, n=1)
+    meant = f" (did you mean {close[0]}?)" if close else ""
     raise ValueError(
-        f"--config: there is no file {name!r}, and no shipped configuration {stem!r}; shipped are {', '.join(shipped)}"
+        f"--config: there is no file {name!r}, and no shipped configuration {stem!r}{meant}; shipped are "
+        f"{', '.join(shipped)}"
     )
 
 

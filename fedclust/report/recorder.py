@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,7 @@ class RunRecorder(Callback):
         self._config = config
         self._record: dict[str, Any] = {}
         self._validated = False
+        self._before_test = _Counts({}, {})
         self._begin_time = time.perf_counter()
 
     # -- hooks ----------------------------------------------------------------------------------------------------
@@ -92,8 +95,9 @@ class RunRecorder(Callback):
         self._write_summary()
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begins a run that only tests."""
+        """Begins a run that only tests; after a fit, notes the bytes and seconds that the checkpoint brought along."""
         self._begin(trainer, pl_module)
+        self._before_test = _counts(pl_module)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Adds the test metrics."""
@@ -123,6 +127,8 @@ class RunRecorder(Callback):
         self.summary["error"] = None if interrupted else f"{type(exception).__name__}: {exception}"
         if self.summary["command"] == "fit":
             self._observe(pl_module)
+            if self.history:
+                self._select(trainer)
             self._write_clients(pl_module)
         self._write_summary()
 
@@ -161,7 +167,8 @@ class RunRecorder(Callback):
                 write_json(self.directory / "partition.json", self._record)
         if self.history:
             self._write_metrics()
-            if trainer.max_epochs is not None and 0 < trainer.max_epochs <= len(self.history):
+            finished = trainer.max_epochs is not None and 0 < trainer.max_epochs <= len(self.history)
+            if summary["command"] == "fit" and finished:
                 summary["notes"].append(
                     f"nothing was left to train: the checkpoint has {len(self.history)} rounds, trainer.max_epochs is "
                     f"{trainer.max_epochs}"
@@ -184,6 +191,11 @@ class RunRecorder(Callback):
         summary["selected_round"] = len(self.history) if best is None else checkpoint_round(best)
         summary["checkpoint"] = None if best is None else self._relative(best)
         rows = [row for row in self.history if row["round"] == summary["selected_round"]]
+        value = rows[0].get(str(summary["monitor"])) if rows and best is not None else None
+        if value is not None and not math.isfinite(value):
+            summary["notes"].append(
+                f"{summary['monitor']}, which selects the round, was in no round a finite number: the last one is taken"
+            )
         chosen = dict(rows[0]) if rows else {}
         # Whichever round is selected, the privacy of all of them is spent.
         spent = self.history[-1] if self.history else {}
@@ -197,11 +209,23 @@ class RunRecorder(Callback):
         self.summary["metrics"].update(found)
         if self.summary["command"] == "fit":
             self.summary["notes"] = list(dict.fromkeys([*self.summary["notes"], *getattr(module, "notes", [])]))
+            self._add_test(module)
         else:
             self.summary["status"] = "completed"
             self._observe(module)
         self._write_clients(module)
         self._write_summary()
+
+    def _add_test(self, module: Any) -> None:
+        """Adds what the final test cost to the figures of the fit; the tested checkpoint may be an older round's."""
+        before, now = self._before_test, _counts(module)
+        for action, both in now.bytes.items():
+            known = self.summary["bytes"].setdefault(action, {"up": 0, "down": 0})
+            for direction, count in both.items():
+                known[direction] += count - before.bytes.get(action, {}).get(direction, 0)
+        for stage, spent in now.seconds.items():
+            more = spent - before.seconds.get(stage, 0.0)
+            self.summary["seconds"][stage] = self.summary["seconds"].get(stage, 0.0) + more
 
     def _relative(self, path: Path) -> str:
         if self.directory is not None and path.absolute().is_relative_to(self.directory.absolute()):
@@ -233,6 +257,20 @@ class RunRecorder(Callback):
     def _write_summary(self) -> None:
         if self.directory is not None:
             write_json(self.directory / "summary.json", self.summary)
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Bytes per action and seconds per stage."""
+
+    bytes: dict[str, dict[str, int]]
+    seconds: dict[str, float]
+
+
+def _counts(module: Any) -> _Counts:
+    if not hasattr(module, "byte_counts"):
+        return _Counts({}, {})
+    return _Counts(module.byte_counts(), dict(module.seconds))
 
 
 def _metrics(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, float]:

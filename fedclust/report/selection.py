@@ -100,6 +100,13 @@ class BestCheckpoint(ModelCheckpoint):
         )
         self._inherited: dict[str, Any] | None = None
 
+    def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
+        """Whether a round's value is the best so far; of rounds without a finite one the latest counts as best."""
+        best = self.best_model_score
+        if best is not None and current is not None and not torch.isfinite(best):
+            return True
+        return super().check_monitor_top_k(trainer, current)
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keeps the state of the resumed run for `on_fit_start`, when the directory is known to be in use."""
         self._inherited = state_dict

@@ -95,7 +95,7 @@ def test_numbers_are_floats_in_yaml_and_on_the_command_line(command, tmp_path, t
 
 
 WRONG = {
-    "no model": ([], ["required", "model"]),
+    "no model": ([], ["needs a configuration", "--config"]),
     "unknown configuration": (["--config", "nothing"], ["'nothing'", "feddcn_digits"]),
     "unknown flag": (["--config", "feddcn_digits", "--trainer.nope=1"], ["--trainer.nope"]),
     "unknown key": ([f"{ALGORITHM}nope=1"], ["fedclust.FedDCN", "'nope'"]),

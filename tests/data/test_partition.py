@@ -54,10 +54,12 @@ class TestEveryPartition:
         assert partition.describe()["class"] == type(partition).__name__
 
     def test_bad_calls_are_refused(self, partition: Partition) -> None:
-        name = type(partition).__name__
+        missing = "deals rows by label" if partition.needs_labels else "without labels, give"
         with pytest.raises(ValueError, match="300 labels for 10 rows"):
             partition.split(labels_of(300), 0, n_rows=10)
-        with pytest.raises(ValueError, match=f"{name}: without labels, give n_rows"):
+        with pytest.raises(
+            ValueError, match="deals rows by label" if partition.needs_labels else "without labels, give"
+        ):
             partition.split(None, 0)
         with pytest.raises(ValueError, match="one per row"):
             partition.split(np.zeros((300, 2)), 0)

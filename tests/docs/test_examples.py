@@ -112,6 +112,24 @@ def test_python_blocks_compile_and_use_names_that_exist(page):
             assert submodule or hasattr(importlib.import_module(package), name), f"{package}.{name} does not exist"
 
 
+def test_python_of_the_privacy_page_runs(capsys):
+    for text in blocks(ROOT / "docs" / "privacy.md", "python"):
+        exec(compile(text, "privacy.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "[6. 8.] (0, 2) [3. 4.]" in printed
+
+
+@pytest.mark.parametrize("page", ["fmcl.md", "flameche.md"])
+def test_python_of_the_methods_pages_runs(page):
+    (text,) = blocks(ROOT / "docs" / page, "python")
+    names = {}
+    short = re.sub(r"rounds=\d+", "rounds=1", re.sub(r"round_epochs=\d+", "round_epochs=1", text))
+    assert short != text
+    exec(compile(short, page, "exec"), names)
+    assert names["result"].assignments.keys() == set(range(20))
+    assert len(names["classes"]) == len(names["images"])
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
