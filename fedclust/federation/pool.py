@@ -21,6 +21,7 @@ from fedclust.federation.worker import Setup, out_prefixes, work
 
 # Libraries read these once, when they start.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_PRELOADED = ["fedclust.federation.worker", "lightning_modules.dcn", "lightning_modules.pa_cfl"]
 _START_SECONDS = 300.0
 _END_SECONDS = 2.0
 
@@ -34,6 +35,15 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _context() -> Any:
+    """How workers start: forked from a clean process that has imported all once, where the system can do that."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 class Worker:
@@ -51,7 +61,7 @@ class Worker:
         self._segments = [Segment(f"{self._memory}i{slot}") for slot in range(SLOTS)]
         self._orders: dict[int, int] = {}
         self._next = 0
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         ours, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs,), name=f"fedclust-worker-{number}", daemon=True)
         with _thread_variables(setup.threads):

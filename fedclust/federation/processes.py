@@ -34,7 +34,8 @@ class Processes(Backend):
     secrets stay with this process, so a worker that dies loses nothing: its clients are asked again in a new worker.
 
     Workers start with the first question, a few seconds that later rounds do not have, and end with the run. They are
-    spawned: a script needs the usual `if __name__ == "__main__":`, and the client's class must be importable.
+    new processes that import what they need, no copies of this one: a script needs the usual
+    `if __name__ == "__main__":`, and the client's class must be importable.
 
     Args:
         workers: Number of worker processes; "auto" takes the cores of this machine divided by `threads`.

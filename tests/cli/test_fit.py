@@ -35,6 +35,13 @@ def test_fit_writes_its_directory(quick_fit, tmp_path):
     assert all(math.isfinite(float(row["val/recon"])) for row in rows)
 
 
+def test_worker_processes_from_the_command_line_change_no_bit(quick_fit):
+    expected, other = (quick_fit(*more) for more in ((), ("--model.backend=fedclust.Processes",)))
+    assert other.code == 0, other.err
+    assert seconds_apart(other.csv("metrics.csv")) == seconds_apart(expected.csv("metrics.csv"))
+    assert other.json("summary.json")["metrics"] == expected.json("summary.json")["metrics"]
+
+
 def test_summary_says_what_was_reached_and_how(quick_fit):
     ran = quick_fit("--seed_everything=3")
     summary = ran.json("summary.json")

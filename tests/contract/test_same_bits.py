@@ -12,6 +12,7 @@ from pytorch_lightning.callbacks import Callback
 
 from fedclust.federation.backend import InProcess
 from fedclust.federation.errors import ClientError
+from fedclust.federation.processes import Processes
 
 
 def test_two_runs_are_equal_and_other_seeds_differ(run: Any) -> None:
@@ -40,6 +41,15 @@ def test_shuffled_clients_are_equal(run: Any, shuffled: Any) -> None:
         assert backend.ran[:3] + backend.ran[3:6] != [0, 1, 2, 0, 1, 2]
         assert other.bits() == expected.bits()
         assert other.metrics() == expected.metrics()
+
+
+def test_worker_processes_are_equal(run: Any) -> None:
+    expected = run()
+    other = run(backend=Processes(), folder="processes")
+    assert other.loop.backend._pool is not None
+    other.loop.backend.close()
+    assert other.bits() == expected.bits()
+    assert other.metrics() == expected.metrics()
 
 
 def test_state_in_files_is_equal(run: Any) -> None:

@@ -32,13 +32,25 @@ def segments() -> set[str]:
     return {path.name for path in SHM.glob("fc*")} if SHM.is_dir() else set()
 
 
+def is_worker(process: psutil.Process) -> bool:
+    """Whether a process is one of ours: neither the tracker of shared memory nor the process that workers fork from."""
+    try:
+        parent, command = process.parent(), " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+    if "spawn_main" in command:
+        return True
+    forked = parent is not None and "forkserver" in " ".join(parent.cmdline())
+    return forked and process.status() != psutil.STATUS_ZOMBIE
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     before, children = segments(), set(psutil.Process().children(recursive=True))
     yield
     assert segments() == before
     left = set(psutil.Process().children(recursive=True)) - children
-    assert not [child for child in left if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())]
+    assert not [child for child in left if is_worker(child)]
 
 
 @pytest.fixture
@@ -183,7 +195,7 @@ def test_nothing_is_left_of_an_interrupted_run(tmp_path: Path, end: signal.Signa
         assert run.stdout is not None
         assert run.stdout.readline() == b"round\n"
         workers = psutil.Process(run.pid).children(recursive=True)
-        assert sum("spawn_main" in " ".join(worker.cmdline()) for worker in workers) == min(4, available_cores())
+        assert sum(map(is_worker, workers)) == min(4, available_cores())
         run.send_signal(end)
         run.communicate(timeout=60)
     _, alive = psutil.wait_procs(workers, timeout=20)
