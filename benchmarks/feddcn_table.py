@@ -41,6 +41,8 @@ def write_table(folder: Path) -> str:
     cells: dict[tuple[str, str, int, str], list[dict[str, Any]]] = defaultdict(list)
     for path in sorted(folder.glob("feddcn_*_*.json")):
         run = json.loads(path.read_text())
+        if "dataset" not in run:  # of feddcn_encoded.py
+            continue
         cells[run["dataset"], run["scenario"], run["clients"], run["variant"]].append(run)
     lines = [INTRO, HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
     lines += [_line(cell, runs) for cell, runs in sorted(cells.items())]
