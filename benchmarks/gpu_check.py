@@ -3,10 +3,10 @@
     python benchmarks/gpu_check.py                       # digits, a few minutes
     python benchmarks/gpu_check.py --dataset fashion_mnist --methods FedDCN,FedAvg --rounds 3
 
-Prints, per method and precision: rounds per second, peak memory of the device, the largest difference of the last round's
-metrics to the CPU's, and whether everything stayed finite. Exit code 1 if a run failed, a metric is not finite, or a
-float32 run on the GPU is further from the CPU's than --tolerance in accuracy. Backends: InProcess, and Vectorised for the
-methods that it can do. Without a GPU only the CPU rows are run, so the script itself can be tried anywhere.
+Prints, per method and precision: rounds per second, peak memory of the device, the largest difference of the last
+round's metrics to the CPU's, and whether everything stayed finite. Exit code 1 if a run failed, a metric is not finite,
+or a float32 run on the GPU is further from the CPU's than --tolerance in accuracy. Backends: InProcess, and Vectorised
+for the methods that it can do. Without a GPU only the CPU rows are run, so the script itself can be tried anywhere.
 """
 
 from __future__ import annotations
