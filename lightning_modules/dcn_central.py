@@ -9,7 +9,7 @@ import torch
 
 from fedclust.clustering.geometry import umap_embedding
 from fedclust.clustering.lloyd import nearest as nearest_rows
-from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
+from fedclust.clustering.statistics import add_statistics, metrics_from_statistics, silhouette_sum
 from fedclust.data.tables import Table
 from fedclust.federation.client import Batch, Terms
 from fedclust.metrics import contingency_table
@@ -35,6 +35,11 @@ class CentralDCN(DCNBase):
         self.plan = LocalPlan(weights, pretrain_epochs, 0, n_neighbors, min_dist)
         self._target: torch.Tensor | None = None
         self._tables: list[dict[str, torch.Tensor]] = []
+
+    def loss_terms(self) -> tuple[str, ...]:
+        """The unweighted terms that training logs; a term whose weight is 0 is not computed and therefore left out."""
+        weights = vars(self.plan.weights)
+        return tuple(f"train/{name}" for name in ("recon", "clust", "geom") if weights[name])
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -158,6 +163,14 @@ class CentralDCN(DCNBase):
         labels, _ = nearest_rows(z, self.centers.cpu().double())
         return sums.index_add_(0, labels, (z - means.double()[labels]).square().sum(1).sqrt())
 
+    def silhouettes(self, table: Table, means: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Sum of the rows' simplified silhouettes, () float64; see `fedclust.clustering.statistics.silhouette_sum`."""
+        if not len(table):
+            return torch.zeros((), dtype=torch.float64)
+        z = self.latents(table.x).cpu().double()
+        labels, _ = nearest_rows(z, self.centers.cpu().double())
+        return silhouette_sum(z, labels, means.double(), counts)
+
     def _collect(self, batch: Mapping[str, torch.Tensor]) -> None:
         self._tables.append({name: value.cpu() for name, value in batch.items() if name in ("x", "y")})
 
@@ -169,7 +182,11 @@ class CentralDCN(DCNBase):
         self._tables = []
         table = Table(x, y, torch.arange(len(x)).numpy())
         statistics = add_statistics([self.statistics(table)])
-        metrics = metrics_from_statistics(statistics, lambda means: self.distance_sums(table, means))
+        metrics = metrics_from_statistics(
+            statistics,
+            lambda means: self.distance_sums(table, means),
+            lambda means, counts: self.silhouettes(table, means, counts),
+        )
         self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, prog_bar=True)
 
 

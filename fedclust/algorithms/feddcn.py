@@ -112,6 +112,11 @@ class FedDCN(ClusteringAlgorithm):
         """Validation metrics and training terms."""
         return super().metric_names(labels) | {f"train/{name}" for name in ("loss", "recon", "clust", "geom")}
 
+    def loss_terms(self) -> tuple[str, ...]:
+        """The unweighted terms of stage 3; a term whose weight is 0 is not computed and therefore left out."""
+        weights = {"recon": self.recon_weight, "clust": self.cluster_weight, "geom": self.geometry_federated}
+        return tuple(f"train/{name}" for name, weight in weights.items() if weight)
+
     # -- before the first round -----------------------------------------------------------------------------------
 
     def check(self, server: Server) -> None:
