@@ -17,7 +17,8 @@ from fedclust.launch.arguments import prepare, value_of
 from fedclust.launch.errors import explain
 from fedclust.launch.parser import FedclustCLI
 from fedclust.launch.process import borrowed_process
-from fedclust.report.selection import choose_monitor, uses_labels
+from fedclust.report.files import write_text
+from fedclust.report.selection import LABEL_METRICS, choose_monitor, uses_labels
 from tuning.objectives import Objective, check_available
 from tuning.parameters import Value
 from tuning.space import Space
@@ -61,6 +62,8 @@ class Blueprint:
         labels: One entry per objective: whether it uses labels.
         terms: The metrics that "loss" adds up.
         monitor: The metric that selects a run's round.
+        label_metrics: Metrics that need labels, names without the split.
+        config: The resolved configuration, as plain values.
     """
 
     text: str
@@ -72,6 +75,7 @@ class Blueprint:
     labels: tuple[bool, ...] = ()
     terms: tuple[str, ...] = ()
     monitor: str = ""
+    label_metrics: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -81,8 +85,6 @@ class Blueprint:
 
     def write(self, directory: Path) -> Path:
         """Writes the shared configuration, from which trials start."""
-        from fedclust.report.files import write_text
-
         path = directory / "base.yaml"
         if not path.is_file() or path.read_text(encoding="utf-8") != self.text:
             write_text(path, self.text)
@@ -141,10 +143,7 @@ def make_blueprint(
     with borrowed_process():
         base = ParsedConfig("fit", prepared.arguments, prepared.name)
         config = yaml.safe_load(base.text)
-        _probe(prepared.arguments, prepared.name, config, space)
-        points = list(space.probes())
-        with_high_end = [*prepared.arguments, *space.overrides(points[1])]
-        model, data = ParsedConfig("fit", with_high_end, prepared.name).build()
+        model, data = _probe(prepared.arguments, prepared.name, space)
         method = getattr(model, "algorithm", model)
         terms = tuple(method.loss_terms()) if hasattr(method, "loss_terms") else ()
         known = frozenset() if not hasattr(method, "metric_names") else method.metric_names(data.n_classes is not None)
@@ -152,10 +151,22 @@ def make_blueprint(
         _check_validation_rows(objectives, data)
         labels = tuple(uses_labels(model, objective.name) for objective in objectives)
     return Blueprint(
-        text=base.text, space=space, objectives=objectives, seed=int(base.config["seed_everything"]) if seed is None else seed,
-        runs_root=str(base.config["runs_root"]), name=prepared.name, labels=labels, terms=terms,
-        monitor=choose_monitor(model, []).name, config=config,
+        text=base.text, space=space, objectives=objectives, runs_root=str(base.config["runs_root"]),
+        seed=int(base.config["seed_everything"]) if seed is None else seed, name=prepared.name, labels=labels,
+        terms=terms, monitor=_monitor(config, model), config=config,
+        label_metrics=tuple(sorted(getattr(method, "label_metrics", LABEL_METRICS))),
     )  # fmt: skip
+
+
+def _monitor(config: Mapping[str, Any], model: Any) -> str:
+    """The metric that selects the round of every run: of a configured callback, else the method's own."""
+    callbacks = config.get("trainer", {}).get("callbacks") or []
+    for kind in ("ModelCheckpoint", "EarlyStopping"):
+        for entry in callbacks if isinstance(callbacks, list) else [callbacks]:
+            monitor = entry.get("init_args", {}).get("monitor") if isinstance(entry, dict) else None
+            if monitor and str(entry.get("class_path")).endswith(kind):
+                return str(monitor)
+    return choose_monitor(model, []).name
 
 
 def _refuse(arguments: Sequence[str]) -> None:
@@ -164,16 +175,21 @@ def _refuse(arguments: Sequence[str]) -> None:
             raise ValueError(f"fedclust tune does not take {flag}: {reason}")
 
 
-def _probe(arguments: Sequence[str], name: str, config: Mapping[str, Any], space: Space) -> None:
-    """Builds model and data at the ends of every range, so that a wrong path or range is found before the study."""
+def _probe(arguments: Sequence[str], name: str, space: Space) -> tuple[Any, Any]:
+    """Builds model and data at the ends of every range, so that a wrong path or range is found before the study.
+
+    Returns:
+        Model and data module of a point at the upper ends, where no weight is 0.
+    """
+    built: list[tuple[Any, Any]] = []
     for point in space.probes():
         try:
-            parsed = ParsedConfig("fit", [*arguments, *space.overrides(point)], name)
-            parsed.build()
+            built.append(ParsedConfig("fit", [*arguments, *space.overrides(point)], name).build())
         except Exception as error:
             culprit = _culprit(arguments, name, space, point)
             where = f"{space.source}: {culprit}" if culprit else f"{space.source}: {point}"
             raise ValueError(f"{where}: the configuration does not take it: {explain(error)}") from error
+    return built[1]
 
 
 def _culprit(arguments: Sequence[str], name: str, space: Space, point: Mapping[str, Value]) -> str | None:

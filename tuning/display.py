@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from optuna.trial import FrozenTrial, TrialState
@@ -109,8 +109,3 @@ def _ended(trial: FrozenTrial) -> str:
     if trial.state == TrialState.PRUNED:
         return f"pruned after round {round_of(trial)}"
     return f"failed ({reason_of(trial)})"
-
-
-def counts_text(counted: Mapping[str, int]) -> str:
-    """Counts in one line, without those that are 0."""
-    return ", ".join(f"{count} {name}" for name, count in counted.items() if count)

@@ -39,6 +39,11 @@ class RoundReporter(Callback):
         self.objectives = objectives
         self.terms = terms
         self.on_round = on_round
+        self._validated = False
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Notes that this round was validated: values of an earlier round do not count for it."""
+        self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """One round is done and evaluated.
@@ -48,7 +53,9 @@ class RoundReporter(Callback):
             NoSuchMetricError: If the first round logged none of an objective's metrics, nor would any other.
         """
         source: Mapping[str, Any] = getattr(pl_module, "latest", None) or trainer.callback_metrics
-        metrics = {str(name): float(value) for name, value in source.items()}
+        stale = () if self._validated else ("val/",)
+        metrics = {str(name): float(value) for name, value in source.items() if not str(name).startswith(stale)}
+        self._validated = False
         number = trainer.current_epoch + 1
         values = [value_of(objective, metrics, self.terms) for objective in self.objectives]
         if number == 1:

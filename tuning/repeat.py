@@ -70,19 +70,20 @@ def spread(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return table
 
 
-def repeats_table(report: Mapping[str, Any], uses_labels: Callable[[str], bool]) -> list[str]:
+def repeats_table(report: Mapping[str, Any], label_metrics: Sequence[str]) -> list[str]:
     """The table that is printed; metrics that need labels are marked."""
     if not report["table"]:
         return []
-    rows = [("metric", "mean", "sd", "best", "")]
+    rows: list[tuple[str, ...]] = [("metric", "mean", "sd", "best", "")]
     for name, entry in report["table"].items():
         numbers = [_number(entry[column]) for column in ("mean", "sd", "best")]
-        rows.append((name, numbers[0], numbers[1], numbers[2], "uses labels" if uses_labels(name) else ""))
+        labels = "uses labels" if name.rpartition("/")[2] in label_metrics else ""
+        rows.append((name, *numbers, labels))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [
-        f"  {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}".rstrip()
-        for row in rows
-    ]
+    lines = []
+    for row in rows:
+        figures = "  ".join(f"{row[column]:>{widths[column]}}" for column in (1, 2, 3))
+        lines.append(f"  {row[0]:<{widths[0]}}  {figures}  {row[4]}".rstrip())
     failed = [str(run["seed"]) for run in report["runs"] if run["status"] != "completed"]
     if failed:
         lines.append(f"  note: seeds {', '.join(failed)} failed; repeats.json says why")

@@ -101,8 +101,8 @@ def explained(url: str) -> Iterator[None]:
         text = " ".join(str(error).split())
         if "database is locked" in text:
             raise StorageError(
-                f"--storage {url}: the database stayed locked for {_BUSY_SECONDS} s (several processes, or a dashboard, "
-                f"on one SQLite file): {_ADVICE}"
+                f"--storage {url}: the database stayed locked for {_BUSY_SECONDS} s (several processes, or a "
+                f"dashboard, on one SQLite file): {_ADVICE}"
             ) from error
         if "malformed" in text or "not a database" in text or "Invalid log format" in text:
             raise StorageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,11 @@ class Study:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"runs_root: cannot make the study's directory {directory}: {error.strerror}") from error
-        ledger = Ledger(name, storage, directory, blueprint, self.settings)
+        try:
+            ledger = Ledger(name, storage, directory, blueprint, self.settings)
+        except BaseException:
+            _remove_if_empty(directory)
+            raise
         blueprint.write(directory)
         return Session(self, ledger, blueprint, directory, trials)
 
@@ -247,6 +252,11 @@ class Session:
         if self._runner is None:
             self._runner = Runner(self.blueprint, self.directory)
         return self._runner
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def no_best(summary: dict[str, Any]) -> str:

@@ -61,11 +61,7 @@ def summarise(ledger: Ledger, asked: int, seconds: float, status: str) -> dict[s
         "counts": count_trials(trials),
         "best": None if best is None else _entry(best, blueprint),
         "front": [_entry(trial, blueprint) for trial in ledger.front()] if len(blueprint.objectives) > 1 else None,
-        "failures": [
-            {"trial": trial.number, "reason": reason_of(trial), "detail": run_of(trial).get("detail"), "params": trial.params}
-            for trial in trials
-            if trial.state == TrialState.FAIL
-        ],
+        "failures": [_failure(trial) for trial in trials if trial.state == TrialState.FAIL],
         "importances": importances,
         "saved": _saved(trials),
         "space": blueprint.space.source,
@@ -77,7 +73,7 @@ def summarise(ledger: Ledger, asked: int, seconds: float, status: str) -> dict[s
         "seeds": {"sampler": blueprint.seed, "runs": blueprint.config.get("seed_everything")},
         "versions": {**versions(), "optuna": version("optuna")},
         "seconds": seconds,
-        "seconds_of_trials": sum(float(run_of(trial).get("seconds") or 0) for trial in trials if reused_from(trial) is None),
+        "seconds_of_trials": sum(float(run.get("seconds") or 0) for run in _own_runs(trials)),
         "notes": notes,
     }  # fmt: skip
 
@@ -193,8 +189,18 @@ def _importances(study: optuna.Study, blueprint: Blueprint) -> tuple[dict[str, d
 
 def _saved(trials: Sequence[FrozenTrial]) -> dict[str, int]:
     names = ("embeddings_reused", "embeddings_computed", "data_reused")
-    runs = [run_of(trial).get("saved", {}) for trial in trials if reused_from(trial) is None]
+    runs = [run.get("saved", {}) for run in _own_runs(trials)]
     return {name: sum(int(run.get(name, 0)) for run in runs) for name in names}
+
+
+def _own_runs(trials: Sequence[FrozenTrial]) -> list[dict[str, Any]]:
+    """What trials' own runs left, those whose values were taken over left out."""
+    return [run_of(trial) for trial in trials if reused_from(trial) is None]
+
+
+def _failure(trial: FrozenTrial) -> dict[str, Any]:
+    detail = run_of(trial).get("detail")
+    return {"trial": trial.number, "reason": reason_of(trial), "detail": detail, "params": trial.params}
 
 
 def _counts_line(counted: Mapping[str, Any], asked: int) -> str:

@@ -16,7 +16,6 @@ from fedclust.launch.arguments import prepare
 from fedclust.launch.errors import explain
 from fedclust.launch.parser import FedclustCLI
 from fedclust.launch.process import borrowed_process
-from fedclust.report.files import plain, write_json
 from fedclust.report.predictions import weights_only
 from fedclust.report.selection import best_checkpoint
 from tuning.blueprint import Blueprint
@@ -157,8 +156,6 @@ class _Run:
             return Outcome(state, reason=reason, detail=detail)
         directory = None if cli.run_directory.remove_if_empty() else str(cli.run_directory.path)
         summary = cli.recorder.summary
-        if state == PRUNED and directory is not None:
-            write_json(Path(directory) / "summary.json", summary)
         metrics = {name: float(value) for name, value in summary["metrics"].items()}
         return Outcome(state, (), reason, detail, directory, metrics, int(summary["rounds"]))
 
@@ -189,8 +186,3 @@ def _quiet_notes() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as strict JSON knows them."""
-    return dict(plain(metrics))

@@ -127,7 +127,6 @@ def test_equal_rows_score_nothing_and_one_cluster_is_never_the_best_silhouette()
     z, labels = torch.ones(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
     assert float(silhouette_sum(z, labels, z[:2], torch.tensor([2, 2]))) == 0.0
     total = statistics(z, labels * 0, 2)
-    metrics = metrics_from_statistics(
-        total, distance_sums(z, labels * 0, 2, [slice(None)]), lambda means, counts: silhouette_sum(z, labels * 0, means, counts)
-    )  # fmt: skip
+    sums = distance_sums(z, labels * 0, 2, [slice(None)])
+    metrics = metrics_from_statistics(total, sums, lambda means, counts: silhouette_sum(z, labels * 0, means, counts))
     assert metrics["silhouette"] == -math.inf
