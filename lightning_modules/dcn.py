@@ -169,10 +169,8 @@ class DCN(CentralDCN):
         self._receive(message)
         table = ctx.table(message)
         means, counts = torch.as_tensor(message["means"]), torch.as_tensor(message["counts"])
-        return {
-            "distance_sums": self.distance_sums(table, means),
-            "silhouette_sum": self.silhouettes(table, means, counts),
-        }
+        sums, silhouettes = self.dispersion(table, means, counts)
+        return {"distance_sums": sums, "silhouette_sum": silhouettes}
 
     @action
     def assign(self, message: Message, ctx: ClientContext) -> Message:

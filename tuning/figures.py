@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.trial import FrozenTrial
 
 from tuning.blueprint import Blueprint
 from tuning.objectives import label_note
+from tuning.summary import value_at
 
 _INSTALL = "pip install 'fedclust[figures]'"
 
@@ -54,7 +53,7 @@ def _plan(study: optuna.Study, blueprint: Blueprint) -> list[tuple[str, str, str
         title = f"{objective.name} ({objective.mode}, {label_note(blueprint.labels[index])})"
         options: dict[str, Any] = {"target_name": objective.name}
         if several:
-            options["target"] = _target(index)
+            options["target"] = value_at(index)
         plan.append((f"history{end}", "plot_optimization_history", title, options))
         plan.append((f"importances{end}", "plot_param_importances", title, options))
         plan.append((f"slice{end}", "plot_slice", title, options))
@@ -63,10 +62,6 @@ def _plan(study: optuna.Study, blueprint: Blueprint) -> list[tuple[str, str, str
         title = f"{', '.join(names)} ({label_note(blueprint.uses_labels)})"
         plan.append(("pareto_front", "plot_pareto_front", title, {"target_names": names}))
     return plan
-
-
-def _target(index: int) -> Callable[[FrozenTrial], float]:
-    return lambda trial: float(trial.values[index])
 
 
 def _png(name: str, study: optuna.Study, options: dict[str, Any], title: str, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +170,6 @@ class Ledger:
 
     def _open(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         described = self.blueprint.described()
         epochs = self.blueprint.config.get("trainer", {}).get("max_epochs")
         pruner = make_pruner(self.settings.pruner, self.settings.startup, epochs if epochs and epochs > 0 else None)

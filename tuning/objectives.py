@@ -31,7 +31,7 @@ class Objective:
     mode: Mode
 
     @property
-    def direction(self) -> str:
+    def direction(self) -> Literal["minimize", "maximize"]:
         """Optuna's word for the mode."""
         return "minimize" if self.mode == "min" else "maximize"
 

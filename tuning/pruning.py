@@ -74,8 +74,8 @@ class RoundReporter(Callback):
 
 def _known(trainer: pl.Trainer, name: str) -> bool:
     """Whether the method lists the metric, so that it is only missing in this round or trial."""
-    algorithm = getattr(trainer.lightning_module, "algorithm", None)
-    names = algorithm.metric_names(True) if hasattr(algorithm, "metric_names") else frozenset()
+    algorithm: Any = getattr(trainer.lightning_module, "algorithm", None)
+    names = frozenset() if algorithm is None else algorithm.metric_names(True)
     return name in names or (name == "loss" and bool(names))
 
 

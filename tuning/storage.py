@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from tuning.locking import StudyLock
 
 JOURNAL = "journal:"
 _BUSY_SECONDS = 120
+_DAMAGE = ("malformed", "not a database", "Invalid log format")
 _ADVICE = "use --storage journal:PATH (the default, made for this) or a database server such as PostgreSQL"
 
 
@@ -98,16 +100,24 @@ def explained(url: str) -> Iterator[None]:
     except (StorageError, optuna.exceptions.DuplicatedStudyError, optuna.exceptions.TrialPruned):
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
+        text = " ".join(" ".join(str(cause) for cause in _chain(error)).split())
         if "database is locked" in text:
             raise StorageError(
                 f"--storage {url}: the database stayed locked for {_BUSY_SECONDS} s (several processes, or a "
                 f"dashboard, on one SQLite file): {_ADVICE}"
             ) from error
-        if "malformed" in text or "not a database" in text or "Invalid log format" in text:
+        if isinstance(error, json.JSONDecodeError) or any(sign in text for sign in _DAMAGE):
             raise StorageError(
                 f"--storage {url}: the file is damaged ({text[:200]}); restore a copy, or {_ADVICE}"
             ) from error
         if "sqlalchemy" in type(error).__module__ or isinstance(error, optuna.exceptions.StorageInternalError):
             raise StorageError(f"--storage {url}: {text[:300]}") from error
         raise
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it came from: Optuna's own say less than the database's."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -175,9 +175,7 @@ def _importances(study: optuna.Study, blueprint: Blueprint) -> tuple[dict[str, d
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 evaluator = optuna.importance.FanovaImportanceEvaluator(seed=blueprint.seed % 2**32)
-                shares = optuna.importance.get_param_importances(
-                    study, evaluator=evaluator, target=lambda trial, index=index: trial.values[index]
-                )
+                shares = optuna.importance.get_param_importances(study, evaluator=evaluator, target=value_at(index))
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
             return None, [f"importances could not be computed: {text[:200]}"]
@@ -185,6 +183,11 @@ def _importances(study: optuna.Study, blueprint: Blueprint) -> tuple[dict[str, d
             return None, ["importances could not be computed: no parameter is common to all complete trials"]
         found[str(objective)] = {name: float(share) for name, share in shares.items()}
     return plain(found), []
+
+
+def value_at(index: int) -> Callable[[FrozenTrial], float]:
+    """Picks one objective's value out of a trial."""
+    return lambda trial: float(trial.values[index])
 
 
 def _saved(trials: Sequence[FrozenTrial]) -> dict[str, int]:

@@ -116,7 +116,8 @@ class Crew:
         if process.exitcode == 128 + signal.SIGINT:
             raise KeyboardInterrupt
         lost = self.ledger.reclaim()
-        how = f"signal {-process.exitcode}" if (process.exitcode or 0) < 0 else f"exit code {process.exitcode}"
+        code = process.exitcode or 0
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if not any(worker_of(trial).get("pid") == process.pid for trial in self.ledger.trials()):
             raise WorkerError(f"a worker died before its first trial ({how}); fewer --jobs need less memory")
         self._deaths += 1

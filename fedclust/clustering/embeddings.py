@@ -36,7 +36,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, directory: str | Path | None = None, memory_mb: float = 256.0) -> None:
-        self._files = None if directory is None else ArrayCache(directory, "embedding")
+        self._files = None if directory is None else ArrayCache(directory, "embeddings")
         self._limit = int(memory_mb * 2**20)
         self._kept: OrderedDict[str, tuple[FloatArray, str]] = OrderedDict()
         self.hits = self.misses = 0

@@ -129,10 +129,10 @@ class RunRecorder(Callback):
         if not self.started:
             return
         interrupted = isinstance(exception, (KeyboardInterrupt, SystemExit))
-        stopped = isinstance(exception, RunStopped)
-        self.summary["status"] = exception.status if stopped else "interrupted" if interrupted else "failed"
-        self.summary["error"] = None if interrupted or stopped else f"{type(exception).__name__}: {exception}"
-        if stopped:
+        self.summary["status"] = "interrupted" if interrupted else "failed"
+        self.summary["error"] = None if interrupted else f"{type(exception).__name__}: {exception}"
+        if isinstance(exception, RunStopped):
+            self.summary["status"], self.summary["error"] = exception.status, None
             self.summary["notes"].append(str(exception))
         if self.summary["command"] == "fit":
             self._observe(pl_module)
