@@ -42,7 +42,7 @@ class Display:
         if not self.enabled:
             return
         done = [trial for trial in trials if trial.state.is_finished()]
-        self._best = self._best_text(trials)
+        self._best = self._best_text(trials, short=self._terminal())
         self._running = {trial.number: round_of(trial) for trial in trials if trial.state == TrialState.RUNNING}
         finished = sum(counts(trial) for trial in done)
         if self._terminal():
@@ -70,15 +70,18 @@ class Display:
             self._bar.close()
             self._bar = None
 
-    def _best_text(self, trials: Sequence[FrozenTrial]) -> str:
-        best = best_of(trials, self.blueprint)
-        objective = self.blueprint.objectives[0]
+    def _best_text(self, trials: Sequence[FrozenTrial], short: bool) -> str:
+        best, labels = best_of(trials, self.blueprint), self.blueprint.uses_labels
+        name = self.blueprint.objectives[0].name
+        if short:  # a line of 80 columns has room for no more
+            value = "none" if best is None else f"{best.values[0]:.4g} #{best.number}"
+            return f"best {name} {value} ({'uses labels' if labels else 'no labels'})"
         value = "none yet" if best is None else f"{best.values[0]:.5g} (trial {best.number})"
-        return f"best {objective.name} {value}, {label_note(self.blueprint.uses_labels)}"
+        return f"best {name} {value}, {label_note(labels)}"
 
     def _postfix(self) -> None:
         self._last = time.monotonic()
-        running = ", ".join(f"trial {number} round {done}" for number, done in sorted(self._running.items()))
+        running = ", ".join(f"#{number} round {done}" for number, done in sorted(self._running.items()))
         if self._bar is not None:
             self._bar.set_postfix_str(" · ".join(part for part in (self._best, running) if part))
 
@@ -87,7 +90,7 @@ class Display:
             size = shutil.get_terminal_size()
             self._bar = tqdm(
                 total=self.total, initial=done, desc="Trials", unit="trial", file=self._out(), ncols=size.columns,
-                nrows=size.lines, bar_format="{desc}: {n_fmt}/{total_fmt} [{bar:20}] {elapsed}{postfix}",
+                nrows=size.lines, bar_format="{desc}: {n_fmt}/{total_fmt} [{bar:8}] {elapsed}{postfix}",
             )  # fmt: skip
         return self._bar
 

@@ -11,7 +11,7 @@ import optuna
 
 from tuning.blueprint import Blueprint
 from tuning.objectives import label_note
-from tuning.summary import value_at
+from tuning.summary import has_spread, value_at
 
 _INSTALL = "pip install 'fedclust[figures]'"
 
@@ -24,6 +24,8 @@ def draw_figures(study: optuna.Study, blueprint: Blueprint, directory: Path) -> 
     """
     files: list[str] = []
     notes: list[str] = []
+    if not all(has_spread(study, index) for index in range(len(blueprint.objectives))):
+        notes.append("no figure of importances: they need complete trials with different values")
     for kind, draw, ending in (("matplotlib", _png, "png"), ("plotly", _html, "html")):
         try:
             __import__(kind)
@@ -55,7 +57,8 @@ def _plan(study: optuna.Study, blueprint: Blueprint) -> list[tuple[str, str, str
         if several:
             options["target"] = value_at(index)
         plan.append((f"history{end}", "plot_optimization_history", title, options))
-        plan.append((f"importances{end}", "plot_param_importances", title, options))
+        if has_spread(study, index):
+            plan.append((f"importances{end}", "plot_param_importances", title, options))
         plan.append((f"slice{end}", "plot_slice", title, options))
     if 1 < len(blueprint.objectives) <= 3:
         names = [objective.name for objective in blueprint.objectives]

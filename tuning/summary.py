@@ -171,6 +171,8 @@ def _importances(study: optuna.Study, blueprint: Blueprint) -> tuple[dict[str, d
     """Share of each parameter in the spread of each objective, and a note where it cannot be computed."""
     found: dict[str, dict[str, float]] = {}
     for index, objective in enumerate(blueprint.objectives):
+        if not has_spread(study, index):
+            return None, ["importances could not be computed: they need complete trials with different values"]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -183,6 +185,12 @@ def _importances(study: optuna.Study, blueprint: Blueprint) -> tuple[dict[str, d
             return None, ["importances could not be computed: no parameter is common to all complete trials"]
         found[str(objective)] = {name: float(share) for name, share in shares.items()}
     return plain(found), []
+
+
+def has_spread(study: optuna.Study, index: int) -> bool:
+    """Whether the complete trials differ in an objective; if not, no parameter matters more than another."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return len({trial.values[index] for trial in complete}) > 1
 
 
 def value_at(index: int) -> Callable[[FrozenTrial], float]:

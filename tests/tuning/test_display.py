@@ -59,12 +59,13 @@ def test_labels_are_marked(studied):
     assert "no labels" not in shown
 
 
-def test_one_bar_in_a_terminal(studied):
-    shown = studied(Terminal())
+@pytest.mark.parametrize("labels", [False, True])
+def test_one_bar_in_a_terminal(studied, monkeypatch, labels):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = studied(Terminal(), more={"labels": (labels,)})
+    assert "Trials: 0/3" in shown
     assert "Trials: 3/3" in shown
-    assert "best val/dbi 1 (trial 0), uses no labels" in shown
-    assert "trial 2 round" in shown
-    assert shown.count("Trials: 0/3") >= 1
+    assert f"best val/dbi 1 #0 ({'uses labels' if labels else 'no labels'}), #2 round" in shown.replace(" · ", ", ")
 
 
 def test_nothing_when_it_is_off(ledger):

@@ -284,7 +284,7 @@ def test_several_objectives_have_a_front_and_no_pruning(ledger, runner):
         assert not on_round(1, [pair[0], math.nan])
         return Outcome("complete", pair, rounds=1)
 
-    book = ledger(objective="dbi,recon", more={"labels": (False, False)}, pruner="median", startup=0)
+    book = ledger(objective="dbi,val/recon", pruner="median", startup=0)
     work(book, runner(run), 4, nothing)
     assert [trial.number for trial in book.front()] == [0, 1, 2, 3]
     assert book.best().values[0] == min(trial.values[0] for trial in book.trials())

@@ -124,7 +124,7 @@ def test_a_parameter_that_no_end_has_is_probed_too():
 def test_shipped_spaces_are_found_by_name():
     assert set(shipped_spaces()) == {"feddcn", "flameche", "fmcl", "pa_cfl"}
     for name in ("feddcn", "feddcn.yaml", "tuning/spaces/feddcn.yaml"):
-        assert find_space(name) == shipped_spaces()["feddcn"]
+        assert find_space(name).resolve() == shipped_spaces()["feddcn"].resolve()
     with pytest.raises(ValueError, match=r"no file 'nothing'.*feddcn, flameche, fmcl, pa_cfl"):
         find_space("nothing")
     with pytest.raises(ValueError, match="elsewhere/feddcn"):

@@ -143,11 +143,15 @@ def test_figures_that_cannot_be_drawn_are_notes(studied, monkeypatch):
     book = studied(total=1)
     files, notes = draw_figures(book.study, book.blueprint, book.directory / "figures")
     assert {"history.png", "history.html"} <= set(files)
-    assert any(note.startswith("figure importances.") for note in notes)
+    assert notes == ["no figure of importances: they need complete trials with different values"]
+    monkeypatch.setattr("optuna.visualization.plot_slice", lambda *arguments, **options: 1 / 0)
+    files, notes = draw_figures(book.study, book.blueprint, book.directory / "figures")
+    assert "slice.html" not in files
+    assert "figure slice.html could not be drawn: division by zero" in notes
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     files, notes = draw_figures(book.study, book.blueprint, book.directory / "none")
     assert files == []
-    assert len(notes) == 2
-    assert all("pip install 'fedclust[figures]'" in note for note in notes)
+    assert all("pip install 'fedclust[figures]'" in note for note in notes[1:])
+    assert len(notes) == 3
     assert not (book.directory / "none").exists()

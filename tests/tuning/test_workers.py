@@ -42,9 +42,11 @@ def nobody_left():
     return not multiprocessing.active_children()
 
 
-def test_trials_are_shared_out(crew):
+def test_trials_are_shared_out(crew, tmp_path):
     def run(values, name, on_round):
-        time.sleep(0.1)
+        (tmp_path / f"{os.getpid()}.began").touch()
+        while len(list(tmp_path.glob("*.began"))) < 2:
+            time.sleep(0.02)
         on_round(1, [values["x"]])
         return Outcome("complete", (values["x"],), rounds=1)
 
@@ -113,6 +115,7 @@ def test_ctrl_c_marks_the_running_trials_and_leaves_no_process(crew, tmp_path):
         time.sleep(600)
 
     team, book = crew(run)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
     def press():
         while len(list(tmp_path.glob("*.began"))) < 2:
@@ -120,8 +123,11 @@ def test_ctrl_c_marks_the_running_trials_and_leaves_no_process(crew, tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        team.run()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            team.run()
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert [reason_of(trial) for trial in book.trials()] == ["interrupted", "interrupted"]
     assert count_trials(book.trials())["counted"] == 0
     assert nobody_left()
