@@ -165,11 +165,12 @@ class DCN(CentralDCN):
 
     @action
     def disperse(self, message: Message, ctx: ClientContext) -> Message:
-        """Per cluster, the sum of the latents' distances to the cluster means of all clients."""
+        """Sums of the latents' distances to the cluster means of all clients, per cluster, and of their silhouettes."""
         self._receive(message)
         table = ctx.table(message)
-        means = torch.as_tensor(message["means"])
-        return {"distance_sums": self.distance_sums(table, means)}
+        means, counts = torch.as_tensor(message["means"]), torch.as_tensor(message["counts"])
+        sums, silhouettes = self.dispersion(table, means, counts)
+        return {"distance_sums": sums, "silhouette_sum": silhouettes}
 
     @action
     def assign(self, message: Message, ctx: ClientContext) -> Message:

@@ -9,7 +9,12 @@ import torch
 
 from fedclust.clustering.geometry import umap_embedding
 from fedclust.clustering.lloyd import nearest as nearest_rows
-from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
+from fedclust.clustering.statistics import (
+    add_statistics,
+    cluster_means,
+    metrics_from_statistics,
+    silhouette_sum,
+)
 from fedclust.data.tables import Table
 from fedclust.federation.client import Batch, Terms
 from fedclust.metrics import contingency_table
@@ -35,6 +40,11 @@ class CentralDCN(DCNBase):
         self.plan = LocalPlan(weights, pretrain_epochs, 0, n_neighbors, min_dist)
         self._target: torch.Tensor | None = None
         self._tables: list[dict[str, torch.Tensor]] = []
+
+    def loss_terms(self) -> tuple[str, ...]:
+        """The unweighted terms that training logs; a term whose weight is 0 is not computed and therefore left out."""
+        weights = vars(self.plan.weights)
+        return tuple(f"train/{name}" for name in ("recon", "clust", "geom") if weights[name])
 
     # -- training -------------------------------------------------------------------------------------------------
 
@@ -149,14 +159,25 @@ class CentralDCN(DCNBase):
                 result["contingency"] += torch.from_numpy(contingency)
         return result
 
-    def distance_sums(self, table: Table, means: torch.Tensor) -> torch.Tensor:
-        """Per cluster, the sum of the latents' Euclidean distances to `means` (K, d); (K,) float64."""
+    def dispersion(self, table: Table, means: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums over the rows of a table that need the cluster means of all rows.
+
+        Args:
+            table: The rows.
+            means: (K, d) cluster means over all clients.
+            counts: (K,) rows of each cluster over all clients.
+
+        Returns:
+            Per cluster the sum of the latents' Euclidean distances to their mean, (K,) float64, and the sum of their
+            simplified silhouettes, () float64, see `fedclust.clustering.statistics.silhouette_sum`.
+        """
         sums = torch.zeros(self.n_clusters, dtype=torch.float64)
         if not len(table):
-            return sums
-        z = self.latents(table.x).cpu().double()
+            return sums, torch.zeros((), dtype=torch.float64)
+        z, means = self.latents(table.x).cpu().double(), means.double()
         labels, _ = nearest_rows(z, self.centers.cpu().double())
-        return sums.index_add_(0, labels, (z - means.double()[labels]).square().sum(1).sqrt())
+        sums.index_add_(0, labels, (z - means[labels]).square().sum(1).sqrt())
+        return sums, silhouette_sum(z, labels, means, counts)
 
     def _collect(self, batch: Mapping[str, torch.Tensor]) -> None:
         self._tables.append({name: value.cpu() for name, value in batch.items() if name in ("x", "y")})
@@ -169,7 +190,8 @@ class CentralDCN(DCNBase):
         self._tables = []
         table = Table(x, y, torch.arange(len(x)).numpy())
         statistics = add_statistics([self.statistics(table)])
-        metrics = metrics_from_statistics(statistics, lambda means: self.distance_sums(table, means))
+        sums, silhouettes = self.dispersion(table, cluster_means(statistics), statistics["counts"])
+        metrics = metrics_from_statistics(statistics, lambda means: sums, lambda means, counts: silhouettes)
         self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, prog_bar=True)
 
 

@@ -57,7 +57,7 @@ class ClusteringAlgorithm(Algorithm):
 
     def metric_names(self, labels: bool) -> frozenset[str]:
         """What `evaluate` gives on validation rows."""
-        names = {"recon", "dbi", "populated", "latent_variance", "collapsed"} | (
+        names = {"recon", "dbi", "silhouette", "populated", "latent_variance", "collapsed"} | (
             self.label_metrics if labels else set()
         )
         return frozenset(f"val/{name}" for name in names)
@@ -66,13 +66,13 @@ class ClusteringAlgorithm(Algorithm):
         """Metrics over all clients' rows of one split, from sums that the clients send."""
         shared: Message = {**self.model_message(state), "split": split}
         replies: Replies = server.ask("evaluate", server.clients, shared=shared)
-        statistics, sums = self._dispersion(replies, shared, server)
+        statistics, sums, silhouettes = self._dispersion(replies, shared, server)
         for client, reply in replies.items():
             rows = read_number(reply, "n")
             if rows:
                 values = {f"{split}_rows": rows, f"{split}_recon": float(read_tensor(reply, "recon_sum")) / rows}
                 server.client_values.setdefault(client, {}).update(values)
-        metrics = metrics_from_statistics(statistics, lambda means: sums)
+        metrics = metrics_from_statistics(statistics, lambda means: sums, lambda means, counts: silhouettes)
         if metrics["collapsed"]:
             server.note(f"collapsed: on {split}, round {server.context.round}, the clustering is degenerate")
         return metrics
@@ -82,13 +82,19 @@ class ClusteringAlgorithm(Algorithm):
         shared: Message = {**self.model_message(state), "split": split}
         return server.ask("assign", [client], shared=shared)[client]
 
-    def _dispersion(self, replies: Replies, shared: Message, server: Server) -> tuple[dict[str, Tensor], Tensor]:
-        """Statistics and distances to the cluster means; who fails between the two trips counts in neither."""
+    def _dispersion(
+        self, replies: Replies, shared: Message, server: Server
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Statistics, distances to the means, silhouettes; who fails between the two trips counts in none of them."""
         while True:
             statistics = add_statistics([cast("dict[str, Tensor]", reply) for reply in replies.values()])
             means = cluster_means(statistics)
-            answers = server.ask("disperse", sorted(replies), shared={**shared, "means": means})
+            asked: Message = {**shared, "means": means, "counts": statistics["counts"]}
+            answers = server.ask("disperse", sorted(replies), shared=asked)
             if answers.keys() == replies.keys():
-                sums = [read_tensor(reply, "distance_sums") for reply in answers.values()]
-                return statistics, torch.stack(sums).sum(0)
+                sums, silhouettes = (
+                    torch.stack([read_tensor(reply, name) for reply in answers.values()]).sum(0)
+                    for name in ("distance_sums", "silhouette_sum")
+                )
+                return statistics, sums, silhouettes
             replies = {client: replies[client] for client in answers}

@@ -112,6 +112,11 @@ class FedDCN(ClusteringAlgorithm):
         """Validation metrics and training terms."""
         return super().metric_names(labels) | {f"train/{name}" for name in ("loss", "recon", "clust", "geom")}
 
+    def loss_terms(self) -> tuple[str, ...]:
+        """The unweighted terms of stage 3; one whose weight is 0 is not computed, so it is left out."""
+        weights = (self.recon_weight, self.cluster_weight, self.geometry_federated)
+        return tuple(f"train/{name}" for name, used in zip(("recon", "clust", "geom"), weights) if used)
+
     # -- before the first round -----------------------------------------------------------------------------------
 
     def check(self, server: Server) -> None:
@@ -254,11 +259,7 @@ class FedDCN(ClusteringAlgorithm):
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _weights_message(self, geometry: float) -> Message:
-        return {
-            "recon_weight": self.recon_weight,
-            "cluster_weight": self.cluster_weight,
-            "geometry_weight": geometry,
-        }
+        return {"recon_weight": self.recon_weight, "cluster_weight": self.cluster_weight, "geometry_weight": geometry}
 
     def _local_plan(self, server: Server) -> Message:
         return {

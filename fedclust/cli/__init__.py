@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 from fedclust.launch import PURPOSES
 
-COMMANDS = {**PURPOSES, "configs": "list the configurations that come with the package"}
+COMMANDS = {
+    **PURPOSES,
+    "tune": "search a space of configurations with Optuna",
+    "configs": "list the configurations that come with the package",
+}
 _USAGE = """usage: fedclust COMMAND [options]
 
 Federated clustering. Commands:
@@ -48,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from fedclust.cli.configs import show_configs
 
         return show_configs(rest)
+    if command == "tune":
+        from fedclust.cli.tune import run_tune
+
+        return run_tune(rest)
     from fedclust.cli.commands import run_command
 
     return run_command(command, rest)

@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse.linalg
 
 from fedclust.clustering.checks import as_rows, check_count, one_thread, prefix
+from fedclust.clustering.embeddings import active_cache
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,12 @@ def umap_embedding(
     settings = {"n_components": int(n_components), "n_neighbors": used, "min_dist": float(min_dist), "metric": metric}
     if disconnection_distance is not None:
         settings["disconnection_distance"] = disconnection_distance
-    target, init = _fit(rows, settings, seed % 2**32)
+    cache = active_cache()
+    key = "" if cache is None else cache.key(rows, settings, seed % 2**32)
+    kept = None if cache is None else cache.get(key)
+    target, init = _fit(rows, settings, seed % 2**32) if kept is None else kept
+    if cache is not None and kept is None:
+        cache.put(key, target, init)
     return Embedding(target=_finite(target, who), n_neighbors=used, init=init)
 
 

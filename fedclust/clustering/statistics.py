@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -37,23 +38,56 @@ def cluster_means(statistics: Mapping[str, Tensor]) -> Tensor:
     return statistics["sums"] / statistics["counts"].clamp(min=1).unsqueeze(1)
 
 
+def silhouette_sum(z: Tensor, labels: Tensor, means: Tensor, counts: Tensor) -> Tensor:
+    """Sum of the simplified silhouettes of rows; clients over disjoint rows may add it up.
+
+    The simplified silhouette (Hruschka, de Castro and Campello 2004; Vendramin, Campello and Hruschka 2010) takes the
+    distance to a cluster's mean for the mean distance to its rows: (b - a) / max(a, b) with a to the own cluster's mean
+    and b to the nearest other one. As in the silhouette itself, the only row of a cluster scores 0; so does a row whose
+    two distances are both 0.
+
+    Args:
+        z: (n, d) float64 rows.
+        labels: (n,) cluster of each row.
+        means: (K, d) float64 cluster means over all clients.
+        counts: (K,) rows of each cluster over all clients; clusters without rows are left out.
+
+    Returns:
+        () float64; 0 where fewer than two clusters hold rows.
+    """
+    held = counts > 0
+    if not len(z) or int(held.sum()) < 2:
+        return torch.zeros((), dtype=torch.float64)
+    distances = torch.cdist(z, means.to(z), compute_mode="donot_use_mm_for_euclid_dist")
+    own = distances.gather(1, labels.unsqueeze(1)).squeeze(1)
+    others = distances.masked_fill(~held, math.inf).scatter(1, labels.unsqueeze(1), math.inf).min(1).values
+    larger = torch.maximum(own, others)
+    scores = torch.where(larger > 0, (others - own) / larger, 0.0)
+    return torch.where(counts[labels] > 1, scores, 0.0).sum()
+
+
 def metrics_from_statistics(
-    statistics: Mapping[str, Tensor], distance_sums: Callable[[Tensor], Tensor]
+    statistics: Mapping[str, Tensor],
+    distance_sums: Callable[[Tensor], Tensor],
+    silhouettes: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
     """All metrics of a clustering from its sums.
 
     Args:
         statistics: What `add_statistics` gave.
         distance_sums: Gives, for the cluster means (K, d), each cluster's sum of distances to its mean (K,).
+        silhouettes: Gives, for means and counts (K,), the sum of `silhouette_sum` over the clients.
 
     Returns:
         "recon" (mean squared error per feature), "dbi" (Davies-Bouldin in the latent space, +inf where degenerate),
-        "populated" (clusters with rows), "latent_variance", "collapsed" (0 or 1), and with labels "acc", "nmi", "ari".
+        "populated" (clusters with rows), "latent_variance", "collapsed" (0 or 1), with `silhouettes` "silhouette" (mean
+        simplified silhouette, -inf where fewer than two clusters hold rows), and with labels "acc", "nmi", "ari".
     """
     n = int(statistics["n"])
     mean = statistics["sums"].sum(0) / n
     variance = float((statistics["square_sum"] / n - mean.square()).clamp(min=0).mean())
-    sums = distance_sums(cluster_means(statistics))
+    means = cluster_means(statistics)
+    sums = distance_sums(means)
     metrics = {
         "recon": float(statistics["recon_sum"]) / n,
         "dbi": davies_bouldin_from_sums(statistics["counts"], statistics["sums"], sums),
@@ -61,6 +95,9 @@ def metrics_from_statistics(
         "latent_variance": variance,
         "collapsed": float(collapsed(statistics["counts"], variance) is not None),
     }
+    if silhouettes is not None:
+        total = float(silhouettes(means, statistics["counts"]))
+        metrics["silhouette"] = total / n if metrics["populated"] > 1 else -math.inf
     if "contingency" in statistics:
         metrics |= scores_from_contingency(statistics["contingency"].to(torch.int64))
     return metrics

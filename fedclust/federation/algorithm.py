@@ -222,6 +222,10 @@ class Algorithm(ABC):
         """
         return frozenset()
 
+    def loss_terms(self) -> tuple[str, ...]:
+        """Metrics whose sum is the training loss without sampled weights, so that runs with other weights compare."""
+        return ("train/loss",)
+
     def uses_labels(self, monitor: str) -> bool:
         """Whether a monitor needs labels."""
         return monitor.rpartition("/")[2] in self.label_metrics

@@ -19,6 +19,16 @@ from fedclust.report.summary import empty_summary
 _OWN_ENTRY = ("bytes/", "seconds/", "test/")
 
 
+class RunStopped(Exception):
+    """A callback ends the run on purpose, without an error; the message becomes a note.
+
+    Attributes:
+        status: What summary.json says of the run.
+    """
+
+    status = "stopped early"
+
+
 class RunRecorder(Callback):
     """Records a federated run, or a central run of a client module.
 
@@ -125,6 +135,9 @@ class RunRecorder(Callback):
         interrupted = isinstance(exception, (KeyboardInterrupt, SystemExit))
         self.summary["status"] = "interrupted" if interrupted else "failed"
         self.summary["error"] = None if interrupted else f"{type(exception).__name__}: {exception}"
+        if isinstance(exception, RunStopped):
+            self.summary["status"], self.summary["error"] = exception.status, None
+            self.summary["notes"].append(str(exception))
         if self.summary["command"] == "fit":
             self._observe(pl_module)
             if self.history:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"version_(\d+)")
 
 
@@ -35,7 +35,7 @@ class RunDirectory:
         Raises:
             ValueError: If the name holds other characters, or the directory cannot be made.
         """
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ValueError(f"the run's name must be made of letters, digits, '.', '_' and '-', not {name!r}")
         parent = Path(root).expanduser() / name
         try:

@@ -29,7 +29,8 @@ class Summary(TypedDict):
         rounds: Rounds done (epochs of a central run), those of resumed runs included.
         seed: The run's seed.
         versions: Versions of the packages that can change a result.
-        status: "running", "completed", "stopped early", "interrupted" or "failed"; a killed run stays "running".
+        status: "running", "completed", "stopped early", "interrupted", "pruned" (a hopeless trial of a study) or
+            "failed"; a killed run stays "running".
         error: What made it fail, or None.
         failures: Clients' failures that the policy passed over.
         notes: Sentences that belong to the result.

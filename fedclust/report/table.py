@@ -12,6 +12,7 @@ ROWS = {
     "test/nmi": "normalised mutual information",
     "test/ari": "adjusted Rand index",
     "test/dbi": "Davies-Bouldin, latent space",
+    "test/silhouette": "simplified silhouette, latent space",
     "test/recon": "reconstruction error",
     "test/populated": "populated clusters",
     "test/acc_mean": "accuracy, mean over clients",

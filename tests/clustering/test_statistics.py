@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score, davies_bouldin_score, normalized_mutual_info_score
 
-from fedclust.clustering.statistics import add_statistics, cluster_means, metrics_from_statistics
+from fedclust.clustering.statistics import add_statistics, cluster_means, metrics_from_statistics, silhouette_sum
 from fedclust.metrics import clustering_accuracy
 
 
@@ -111,3 +111,22 @@ def test_nothing_to_evaluate_says_so(pooled: Any) -> None:
         with pytest.raises(ValueError, match=r"no client has a row in this split"):
             add_statistics(parts)
     assert int(add_statistics([empty, statistics(z, labels, 4)])["n"]) == 200
+
+
+def test_the_silhouette_by_hand() -> None:
+    # Means 1, 10 and 0 (empty): rows 0 and 2 have a = 1 and b = 10 or 8, row 10 is alone in its cluster.
+    z = torch.tensor([[0.0], [2.0], [10.0]], dtype=torch.float64)
+    labels, counts = torch.tensor([0, 0, 1]), torch.tensor([2, 1, 0])
+    means = torch.tensor([[1.0], [10.0], [0.0]], dtype=torch.float64)
+    assert float(silhouette_sum(z, labels, means, counts)) == pytest.approx(9 / 10 + 7 / 8)
+    parts = [silhouette_sum(z[cut], labels[cut], means, counts) for cut in (slice(0, 1), slice(1, 3), slice(3, 3))]
+    assert float(sum(parts)) == pytest.approx(9 / 10 + 7 / 8)
+
+
+def test_equal_rows_score_nothing_and_one_cluster_is_never_the_best_silhouette() -> None:
+    z, labels = torch.ones(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
+    assert float(silhouette_sum(z, labels, z[:2], torch.tensor([2, 2]))) == 0.0
+    total = statistics(z, labels * 0, 2)
+    sums = distance_sums(z, labels * 0, 2, [slice(None)])
+    metrics = metrics_from_statistics(total, sums, lambda means, counts: silhouette_sum(z, labels * 0, means, counts))
+    assert metrics["silhouette"] == -math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -25,6 +26,17 @@ def ready(dcn: Any, blobs: Any) -> tuple[DCN, Any]:
     return module, data
 
 
+def _silhouette(z: np.ndarray, labels: np.ndarray) -> float:
+    """The simplified silhouette, row by row from its definition."""
+    means = {k: z[labels == k].mean(0) for k in set(labels.tolist())}
+    scores = []
+    for row, own in zip(z, labels.tolist(), strict=True):
+        a = np.linalg.norm(row - means[own])
+        b = min(np.linalg.norm(row - mean) for k, mean in means.items() if k != own)
+        scores.append(0.0 if (labels == own).sum() == 1 else (b - a) / max(a, b))
+    return float(np.mean(scores))
+
+
 def test_actions_of_all_clients_give_scikit_learns_values(ready: Any, context: Any) -> None:
     module, data = ready
     weights = {f"weights/{name}": value for name, value in module.snapshot().items()}
@@ -34,12 +46,20 @@ def test_actions_of_all_clients_give_scikit_learns_values(ready: Any, context: A
     assert all(reply.keys() == {"n", "recon_sum", "counts", "sums", "square_sum", "contingency"} for reply in replies)
 
     def ask(means: torch.Tensor) -> torch.Tensor:
-        return sum(module.disperse({**message, "means": means}, ctx)["distance_sums"] for ctx in contexts)
+        return sum(disperse(means, ctx)["distance_sums"] for ctx in contexts)
 
-    metrics = metrics_from_statistics(add_statistics(replies), ask)
+    def disperse(means: torch.Tensor, ctx: Any) -> Any:
+        return module.disperse({**message, "means": means, "counts": total["counts"]}, ctx)
+
+    def silhouettes(means: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return sum(disperse(means, ctx)["silhouette_sum"] for ctx in contexts)
+
+    total = add_statistics(replies)
+    metrics = metrics_from_statistics(total, ask, silhouettes)
     x, y = data.train.x, data.train.y
     z, labels = module.latents(x).double(), module.assignments(x)[0]
     assert metrics["dbi"] == pytest.approx(davies_bouldin_score(z, labels), abs=1e-6)
+    assert metrics["silhouette"] == pytest.approx(_silhouette(z.numpy(), labels.numpy()), abs=1e-9)
     assert metrics["acc"] == pytest.approx(clustering_accuracy(y, labels), abs=1e-6)
     assert metrics["nmi"] == pytest.approx(normalized_mutual_info_score(y, labels), abs=1e-6)
     assert metrics["ari"] == pytest.approx(adjusted_rand_score(y, labels), abs=1e-6)
@@ -50,12 +70,14 @@ def test_actions_of_all_clients_give_scikit_learns_values(ready: Any, context: A
 def test_a_split_without_rows_gives_zeros(ready: Any, context: Any) -> None:
     module, data = ready
     weights = {f"weights/{name}": value for name, value in module.snapshot().items()}
-    message = {**weights, "centers": module.centers.clone(), "split": "val", "means": torch.zeros(3, 2)}
+    message = {**weights, "centers": module.centers.clone(), "split": "val"}
+    message |= {"means": torch.zeros(3, 2), "counts": torch.zeros(3, dtype=torch.int64)}
     ctx = context(data.client(0).train)
     reply = module.evaluate(message, ctx)
     assert all(float(torch.as_tensor(value, dtype=torch.float64).abs().sum()) == 0 for value in reply.values())
     assert reply["contingency"].shape == (3, 3)
     assert module.disperse(message, ctx)["distance_sums"].tolist() == [0.0] * 3
+    assert module.disperse(message, ctx)["silhouette_sum"].item() == 0.0
     assert all(len(value) == 0 for value in module.assign(message, ctx).values())
 
 

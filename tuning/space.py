@@ -1,0 +1,164 @@
+"""Search spaces: a YAML file of dotted paths into the configuration, read and checked as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from optuna.distributions import BaseDistribution
+from optuna.trial import Trial
+
+from tuning.parameters import Parameter, Value, parse_parameter
+
+Values = dict[str, Value]
+_SPACES = Path(__file__).parent / "spaces"
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched.
+
+    Attributes:
+        parameters: In the order in which they are drawn; a condition names earlier ones only.
+        source: Where it came from, for messages.
+    """
+
+    parameters: tuple[Parameter, ...]
+    source: str = field(compare=False)
+
+    def suggest(self, trial: Trial) -> Values:
+        """Draws the values of a trial; parameters whose condition is not met are left out."""
+        values: Values = {}
+        for parameter in self.parameters:
+            if parameter.active(values):
+                values[parameter.name] = parameter.suggest(trial)
+        return values
+
+    def overrides(self, values: Mapping[str, Value]) -> list[str]:
+        """Command-line arguments that set these values."""
+        return [parameter.override(values[parameter.name]) for parameter in self.parameters if parameter.name in values]
+
+    def probes(self) -> Iterator[Values]:
+        """Points that between them have every parameter at both ends of its range, as far as conditions allow."""
+        seen: set[str] = set()
+        for end in ("low", "high"):
+            yield self._point(end, {}, seen)
+        for parameter in self.parameters:
+            if parameter.name not in seen:
+                forced = self._forced(parameter)
+                for end in ("low", "high"):
+                    yield self._point(end, forced, seen)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values, equal for spaces that search the same."""
+        return {parameter.name: parameter.describe() for parameter in self.parameters}
+
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Name → Optuna's distribution."""
+        return {parameter.name: parameter.distribution for parameter in self.parameters}
+
+    def _point(self, end: str, forced: Values, seen: set[str]) -> Values:
+        values: Values = {}
+        for parameter in self.parameters:
+            if parameter.active(values):
+                values[parameter.name] = forced.get(parameter.name, parameter.end(end))
+                seen.add(parameter.name)
+        return values
+
+    def _forced(self, parameter: Parameter) -> Values:
+        """Values of earlier parameters that make this one active."""
+        known = {entry.name: entry for entry in self.parameters}
+        forced: Values = {}
+        for name, allowed in parameter.when.items():
+            forced = {**self._forced(known[name]), **forced, name: allowed[0]}
+        return forced
+
+
+def shipped_spaces() -> dict[str, Path]:
+    """Stem → file of every space that comes with the package."""
+    return {path.stem: path for path in sorted(_SPACES.glob("*.yaml"))}
+
+
+def find_space(name: str | Path) -> Path:
+    """The file that `--space NAME` means: a path if it exists, else a shipped space of that name.
+
+    Raises:
+        ValueError: If there is neither; lists the shipped ones.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_spaces()
+    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
+    if stem in shipped and path.parent in (Path(), Path("spaces"), Path("tuning/spaces")):
+        return shipped[stem]
+    raise ValueError(
+        f"--space: there is no file {str(name)!r}, and no shipped space {stem!r}; shipped are {', '.join(shipped)}"
+    )
+
+
+def load_space(space: str | Path | Mapping[str, Any]) -> Space:
+    """Reads a space from a file, a shipped space's name, or a mapping of the same shape.
+
+    Raises:
+        ValueError: Naming file, parameter, value and what is allowed.
+    """
+    if isinstance(space, Mapping):
+        return parse_space(space, "space")
+    path = find_space(space)
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    return parse_space(content, str(path))
+
+
+def parse_space(content: Any, source: str) -> Space:
+    """A space from the content of its file: {"parameters": {path: {"kind": …, …}}}.
+
+    Raises:
+        ValueError: Naming parameter, value and what is allowed.
+    """
+    if not isinstance(content, Mapping) or set(content) != {"parameters"}:
+        raise ValueError(f"{source}: a space has one entry, 'parameters', that maps dotted paths to ranges")
+    entries = content["parameters"]
+    if not isinstance(entries, Mapping) or not entries:
+        raise ValueError(f"{source}: 'parameters' must map at least one dotted path to its range, got {entries!r}")
+    for path in entries:
+        if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
+            raise ValueError(f"{source}: {path!r} is no dotted path such as model.init_args.client.init_args.lr")
+    names = _short_names(list(entries))
+    parameters: list[Parameter] = []
+    for path, entry in entries.items():
+        earlier = {key: known for known in parameters for key in (known.path, known.name)}
+        later = {key for other in entries for key in (other, names[other])}
+        parameters.append(parse_parameter(path, names[path], entry, earlier, later, source))
+    return Space(tuple(parameters), source)
+
+
+def _short_names(paths: list[str]) -> dict[str, str]:
+    """For every path its shortest end that no other path has."""
+    names = {}
+    for path in paths:
+        parts = [part for part in path.split(".") if part != "init_args"]
+        others = [[part for part in other.split(".") if part != "init_args"] for other in paths if other != path]
+        length = next(
+            (n for n in range(1, len(parts) + 1) if all(parts[-n:] != other[-n:] for other in others)), None
+        )  # fmt: skip
+        names[path] = path if length is None else ".".join(parts[-length:])
+    return names
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error, not a silent replacement."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [json.dumps(self.construct_object(key, deep=True), default=str) for key, _ in node.value]
+        twice = sorted({key for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)} given twice", node.start_mark)
+        return super().construct_mapping(node, deep)

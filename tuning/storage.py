@@ -1,0 +1,123 @@
+"""Where trials are kept: a journal file, or a database."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+from tuning.locking import StudyLock
+
+JOURNAL = "journal:"
+_BUSY_SECONDS = 120
+_DAMAGE = ("malformed", "not a database", "Invalid log format")
+_ADVICE = "use --storage journal:PATH (the default, made for this) or a database server such as PostgreSQL"
+
+
+class StorageError(RuntimeError):
+    """The storage could not be read or written."""
+
+
+@dataclass(frozen=True)
+class StorageName:
+    """A storage by its name, which goes to worker processes.
+
+    Attributes:
+        url: "journal:PATH", or a database URL as SQLAlchemy has it.
+    """
+
+    url: str
+
+    @classmethod
+    def of(cls, text: str | None, directory: Path) -> StorageName:
+        """The storage that `--storage` means; None is a journal in the study's directory.
+
+        Raises:
+            ValueError: If the text is no such name.
+        """
+        if text is None:
+            return cls(f"{JOURNAL}{directory / 'journal.log'}")
+        if (not text.startswith(JOURNAL) and "://" not in text) or text == JOURNAL or ":memory:" in text:
+            raise ValueError(
+                f"--storage must be journal:PATH or a database URL such as sqlite:///study.db, got {text!r}"
+            )
+        return cls(text)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that holds it, if it is one on this machine."""
+        if self.url.startswith(JOURNAL):
+            return Path(self.url.removeprefix(JOURNAL)).expanduser()
+        prefix, _, path = self.url.partition(":///")
+        return Path(path.partition("?")[0]) if prefix.startswith("sqlite") and path else None
+
+    def lock(self, directory: Path) -> StudyLock:
+        """The lock of everybody on this machine who uses the storage: beside its file, else in the directory."""
+        file = self.file
+        return StudyLock(directory / "study.lock" if file is None else file.with_name(f"{file.name}.tune"))
+
+    def open(self) -> BaseStorage:
+        """Opens it, and creates it where it does not exist; hold the lock meanwhile.
+
+        Raises:
+            ValueError: If the file's directory cannot be made, or a driver is missing.
+            StorageError: If it is damaged or locked.
+        """
+        file = self.file
+        if file is not None:
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"--storage {self.url}: cannot make {file.parent}: {error.strerror}") from error
+        with explained(self.url), warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            if self.url.startswith(JOURNAL):
+                assert file is not None
+                backend = JournalFileBackend(str(file), lock_obj=JournalFileOpenLock(str(file)))
+                return optuna.storages.JournalStorage(backend)
+            options: dict[str, Any] = {}
+            if self.url.startswith("sqlite"):
+                options = {"connect_args": {"timeout": _BUSY_SECONDS}}
+            try:
+                return RDBStorage(self.url, engine_kwargs=options)
+            except ImportError as error:
+                raise ValueError(f"--storage {self.url}: the database's driver is not installed: {error}") from error
+
+
+@contextmanager
+def explained(url: str) -> Iterator[None]:
+    """Turns a database's errors into one sentence with a way out."""
+    try:
+        yield
+    except (StorageError, optuna.exceptions.DuplicatedStudyError, optuna.exceptions.TrialPruned):
+        raise
+    except Exception as error:
+        text = " ".join(" ".join(str(cause) for cause in _chain(error)).split())
+        if "database is locked" in text:
+            raise StorageError(
+                f"--storage {url}: the database stayed locked for {_BUSY_SECONDS} s (several processes, or a "
+                f"dashboard, on one SQLite file): {_ADVICE}"
+            ) from error
+        if isinstance(error, json.JSONDecodeError) or any(sign in text for sign in _DAMAGE):
+            raise StorageError(
+                f"--storage {url}: the file is damaged ({text[:200]}); restore a copy, or {_ADVICE}"
+            ) from error
+        if "sqlalchemy" in type(error).__module__ or isinstance(error, optuna.exceptions.StorageInternalError):
+            raise StorageError(f"--storage {url}: {text[:300]}") from error
+        raise
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those that it came from: Optuna's own say less than the database's."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
