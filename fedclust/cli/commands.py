@@ -89,7 +89,7 @@ class _Run:
         cli, recorder = self._parts()
         method = getattr(cli.trainer, verb)
         method(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, **weights_only(method))
-        _say(metrics_table(recorder.summary["metrics"]))
+        _say(metrics_table(recorder.summary))
 
     # -- ends -----------------------------------------------------------------------------------------------------
 

@@ -163,7 +163,7 @@ class RunRecorder(Callback):
         data = getattr(trainer, "datamodule", None)
         self._record = data.partition_record() if data is not None and hasattr(data, "partition_record") else {}
         summary = self.summary
-        summary["name"] = type(getattr(module, "algorithm", module)).__name__
+        summary["method"] = type(getattr(module, "algorithm", module)).__name__
         summary["source"] = self._record.get("source")
         federated = hasattr(module, "byte_counts")
         summary["clients"] = len(self._record.get("clients", [])) or None if federated else None

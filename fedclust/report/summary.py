@@ -15,7 +15,7 @@ class Summary(TypedDict):
 
     Attributes:
         command: "fit", "validate", "test" or "predict".
-        name: The method's class.
+        method: The method's class.
         source: Name of the data source.
         clients: Number of clients; None for a central run.
         metrics: Metrics of the selected round, and `test/…` where the test split was evaluated.
@@ -39,7 +39,7 @@ class Summary(TypedDict):
     """
 
     command: str
-    name: str
+    method: str
     source: str | None
     clients: int | None
     metrics: dict[str, float]
@@ -65,7 +65,7 @@ def empty_summary(command: str, parent: str | None) -> Summary:
     """A summary before anything happened."""
     return Summary(
         command=command,
-        name="",
+        method="",
         source=None,
         clients=None,
         metrics={},

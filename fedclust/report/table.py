@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fedclust.report.summary import Summary, totals
 
@@ -58,7 +58,7 @@ def number(value: float | str | None) -> str:
 
 
 def _title(summary: Summary) -> str:
-    parts = [f"{summary['name']} on {summary['source']}" if summary["source"] else summary["name"]]
+    parts = [f"{summary['method']} on {summary['source']}" if summary["source"] else summary["method"]]
     if summary["clients"]:
         parts.append(f"{summary['clients']} clients")
     unit = "rounds" if summary["clients"] else "epochs"
@@ -105,6 +105,15 @@ def _notes(notes: Sequence[str]) -> list[str]:
     return [f"  note: {note}" for note in notes]
 
 
-def metrics_table(metrics: Mapping[str, float]) -> str:
-    """Names and values of metrics, aligned."""
-    return "\n".join(_aligned([(name, number(value), ROWS.get(name, "")) for name, value in sorted(metrics.items())]))
+def metrics_table(summary: Summary) -> str:
+    """The table of a run that only evaluates: names and values of its metrics.
+
+    Args:
+        summary: What `RunRecorder.summary` holds, or summary.json read back.
+    """
+    rows = [
+        (name, number(value), ROWS.get(f"test/{name.partition('/')[2]}", ""))
+        for name, value in sorted(summary["metrics"].items())
+    ]
+    parts = [f"{summary['command']}: {summary['method']}" + (f" on {summary['source']}" if summary["source"] else "")]
+    return "\n".join([", ".join([*parts, f"seed {summary['seed']}"]), *_aligned(rows)])

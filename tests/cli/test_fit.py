@@ -217,7 +217,7 @@ def test_central_run_of_the_same_module(command):
     assert fitted.code == 0, fitted.err
     assert len(fitted.csv("metrics.csv")) == 3
     summary = fitted.json("summary.json")
-    assert (summary["name"], summary["status"], summary["bytes"]) == ("DCN", "completed", {})
+    assert (summary["method"], summary["status"], summary["bytes"]) == ("DCN", "completed", {})
     best = str(fitted.path / "checkpoints" / "best.ckpt")
     tested = command("test", "--ckpt_path", best)
     assert tested.json("summary.json")["metrics"]["test/acc"] == pytest.approx(summary["metrics"]["test/acc"])

@@ -48,7 +48,7 @@ def test_totals_over_actions():
 def test_results_table_has_everything_and_is_aligned():
     summary = empty_summary("fit", None)
     summary.update(
-        name="FedDCN",
+        method="FedDCN",
         source="digits",
         clients=5,
         rounds=20,
@@ -84,8 +84,13 @@ def test_results_table_has_everything_and_is_aligned():
     assert len(ends) == 1
 
 
-def test_metrics_table_of_nothing_is_empty():
-    assert metrics_table({}) == ""
+def test_metrics_table_says_what_was_evaluated():
+    summary = empty_summary("validate", None)
+    summary.update(method="FedDCN", source="digits", seed=3, metrics={"val/acc": 0.5, "val/other": 2.0})
+    lines = metrics_table(summary).splitlines()
+    assert lines[0] == "validate: FedDCN on digits, seed 3"
+    assert lines[2].split() == ["val/acc", "0.5000", "accuracy", "(one-to-one)"]
+    assert lines[3].split() == ["val/other", "2"]
 
 
 def test_versions_name_all_packages():
