@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,15 @@ class Interrupt(Callback):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a terminal; whoever started the tests may have it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_names_its_best_round(feddcn: Any, dcn: Any, blobs: Any, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fedclust.federate(

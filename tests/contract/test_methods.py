@@ -214,7 +214,9 @@ def test_mixed_precision_runs_and_exchanges_float32(run: Any) -> None:
     done = run(2, precision="bf16-mixed")
     exact = run(2, folder="exact")
     assert done.bits() != exact.bits()
-    assert done.bits()["bytes"] == exact.bits()["bytes"]
+    # Down, a small tensor that happens to be equal to the one before is not sent again, so those bytes depend on values.
+    up, expected_up = ({name: both["up"] for name, both in r.loop.byte_counts().items()} for r in (done, exact))
+    assert up == expected_up
     expected = exact.loop.state.to_flat()
     for name, value in done.loop.state.to_flat().items():
         if isinstance(value, torch.Tensor):

@@ -167,7 +167,8 @@ def test_a_feddcn_run_is_equal_to_one_in_process(feddcn: Any, dcn: Any, blobs: A
 
 
 SCRIPT = """
-import sys, time
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
 import fedclust, lightning_modules
 from pytorch_lightning.callbacks import Callback
 
