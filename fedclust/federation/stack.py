@@ -44,7 +44,7 @@ class Stack:
         modules: The clients' modules, equal but for the values of their parameters and buffers.
         who: The clients' names.
         optimizer: The first module's optimiser, not used yet; it becomes that of the stack.
-        loss: The first module's loss.
+        losses: Every module's loss.
         max_norm: Largest norm of a client's gradient; None does not clip.
     """
 
@@ -53,18 +53,17 @@ class Stack:
         modules: Sequence[ClientModule],
         who: Sequence[str],
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[Batch], Terms],
+        losses: Sequence[Callable[[Batch], Terms]],
         max_norm: float | None,
     ) -> None:
-        self.modules, self.who = list(modules), list(who)
-        template = self.modules[0]
+        self.modules, self.who, self._losses = list(modules), list(who), list(losses)
         parameters, buffers = stack_module_state(self.modules)  # type: ignore[arg-type]
-        named = dict(template.named_parameters())
+        named = dict(self.modules[0].named_parameters())
         self._tensors: dict[str, Tensor] = {**parameters, **buffers}
         self._optimizer = optimizer
         _adopt(optimizer, {named[name]: stacked for name, stacked in parameters.items()})
         self._max_norm = max_norm
-        self._loss = _Loss(template, loss)
+        self._loss = _Loss(self.modules[0], self._losses[0])
 
     def __len__(self) -> int:
         return len(self.modules)
@@ -180,8 +179,11 @@ class Stack:
 
     def _keep(self, rows: list[int]) -> None:
         self.modules, self.who = [self.modules[row] for row in rows], [self.who[row] for row in rows]
+        self._losses = [self._losses[row] for row in rows]
         if not rows:
             return
+        # A module in the stack is in the midst of an epoch, so in training mode; one that has left may be in the other.
+        self._loss = _Loss(self.modules[0], self._losses[0])
         index = torch.tensor(rows, device=next(iter(self._tensors.values())).device)
         fewer = {
             name: stacked.detach()[index].requires_grad_(stacked.requires_grad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -94,8 +94,7 @@ def _train(group: Sequence[Member], optimizer: torch.optim.Optimizer) -> None:
     rows: list[Member] = []
 
     def look_at(member: Member) -> AbstractContextManager[None]:
-        assert stack is not None
-        return stack.look(rows.index(member))
+        return nullcontext() if stack is None else stack.look(rows.index(member))
 
     for member in group:
         member.begin(sums, partial(look_at, member))
@@ -109,7 +108,8 @@ def _train(group: Sequence[Member], optimizer: torch.optim.Optimizer) -> None:
     names = [member.ctx.who for member in rows]
     if first is not group[0]:
         optimizer = first.module.local_optimizer()
-    stack = Stack([m.module for m in rows], names, optimizer, first.work.loss, first.module.max_grad_norm)
+    losses = [member.work.loss for member in rows]
+    stack = Stack([member.module for member in rows], names, optimizer, losses, first.module.max_grad_norm)
     while rows:
         terms, too_few = stack.step([_batch(member) for member in rows], first.ctx.fabric.autocast())
         sums.add(terms)
