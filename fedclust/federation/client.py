@@ -89,12 +89,18 @@ class ClientModule(pl.LightningModule):
 
     def exchanged(self) -> dict[str, torch.Tensor]:
         """The tensors that are exchanged: parameters and BatchNorm buffers, by name, detached but not copied."""
-        tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        # One walk over the layers, since this is asked several times per client and round: a parameter that several
+        # layers share comes under its first name, as in `named_parameters`.
+        parameters: dict[torch.Tensor, str] = {}
+        buffers: dict[str, torch.Tensor] = {}
         for prefix, module in self.named_modules():
+            start = f"{prefix}." if prefix else ""
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    parameters.setdefault(parameter, start + name)
             if isinstance(module, _BatchNorm):
-                for name, buffer in module.named_buffers(recurse=False):
-                    tensors[f"{prefix}.{name}" if prefix else name] = buffer
-        return tensors
+                buffers |= {start + name: buffer for name, buffer in module.named_buffers(recurse=False)}
+        return {**{name: parameter.detach() for parameter, name in parameters.items()}, **buffers}
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """A copy of `exchanged()` on the CPU."""

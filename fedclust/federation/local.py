@@ -97,7 +97,9 @@ class LocalRun:
             NonFiniteLossError: If the mean loss of an epoch is NaN or infinite.
         """
         for epoch in range(self._work.epochs):
-            self._module.train()
+            # Only where something may have left training mode: the call visits every layer, once per client and epoch.
+            if epoch == 0 or self._work.after_epoch is not None or not self._module.training:
+                self._module.train()
             steps = 0
             for batch in self._work.batches(epoch):
                 yield batch

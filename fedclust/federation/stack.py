@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, vmap
 
 from fedclust.federation.client import ClientModule
 from fedclust.federation.errors import FederationError
@@ -57,11 +58,11 @@ class Stack:
         max_norm: float | None,
     ) -> None:
         self.modules, self.who, self._losses = list(modules), list(who), list(losses)
-        parameters, buffers = stack_module_state(self.modules)  # type: ignore[arg-type]
-        named = dict(self.modules[0].named_parameters())
-        self._tensors: dict[str, Tensor] = {**parameters, **buffers}
+        self._own = [dict(chain(module.named_parameters(), module.named_buffers())) for module in self.modules]
+        first = self._own[0]
+        self._tensors = {name: _stacked([own[name] for own in self._own]) for name in first}
         self._optimizer = optimizer
-        _adopt(optimizer, {named[name]: stacked for name, stacked in parameters.items()})
+        _adopt(optimizer, {first[name]: self._tensors[name] for name in first})
         self._max_norm = max_norm
         self._loss = _Loss(self.modules[0], self._losses[0])
 
@@ -142,7 +143,7 @@ class Stack:
     @contextmanager
     def look(self, row: int) -> Iterator[None]:
         """One client's module has its current values inside the block; what the block changes comes back."""
-        own = _own(self.modules[row])
+        own = self._own[row]
         with torch.no_grad():
             for name, stacked in self._tensors.items():
                 own[name].copy_(stacked[row])
@@ -157,29 +158,27 @@ class Stack:
         Returns:
             Whether all that each of them would exchange is finite, in the order of `rows`.
         """
-        index = torch.tensor(rows, device=next(iter(self._tensors.values())).device)
         with torch.no_grad():
-            taken = {name: stacked[index] for name, stacked in self._tensors.items()}
-            finite = self._finite(taken)
-            for number, row in enumerate(rows):
-                own = _own(self.modules[row])
-                for name, values in taken.items():
-                    own[name].copy_(values[number])
+            finite = self._finite()
+            for name, stacked in self._tensors.items():
+                values = stacked.unbind()
+                for row in rows:
+                    self._own[row][name].copy_(values[row])
         self._keep([row for row in range(len(self)) if row not in set(rows)])
-        return finite
+        return [finite[row] for row in rows]
 
-    def _finite(self, taken: Mapping[str, Tensor]) -> list[bool]:
+    def _finite(self) -> list[bool]:
         exchanged = self.modules[0].exchanged()
         flags = [
-            torch.isfinite(values).reshape(len(values), -1).all(1)
-            for name, values in taken.items()
-            if name in exchanged and values.is_floating_point()
+            torch.isfinite(stacked).reshape(len(stacked), -1).all(1)
+            for name, stacked in self._tensors.items()
+            if name in exchanged and stacked.is_floating_point()
         ]
         return [bool(flag) for flag in torch.stack(flags).all(0).tolist()]
 
     def _keep(self, rows: list[int]) -> None:
         self.modules, self.who = [self.modules[row] for row in rows], [self.who[row] for row in rows]
-        self._losses = [self._losses[row] for row in rows]
+        self._losses, self._own = [self._losses[row] for row in rows], [self._own[row] for row in rows]
         if not rows:
             return
         # A module in the stack is in the midst of an epoch, so in training mode; one that has left may be in the other.
@@ -193,8 +192,8 @@ class Stack:
         self._tensors = fewer
 
 
-def _own(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([tensor.detach() for tensor in tensors]).requires_grad_(tensors[0].requires_grad)
 
 
 def _adopt(optimizer: torch.optim.Optimizer, to: Mapping[Tensor, Tensor], index: Tensor | None = None) -> None:
