@@ -16,7 +16,9 @@ from fedclust.federation.padding import MASK
 
 
 class MaskedNorms:
-    """Gives the BatchNorm layers of a module another forward while a masked batch is computed.
+    """Gives the BatchNorm layers of a module another forward while several clients are computed together.
+
+    Without masks only those layers get it that PyTorch cannot compute for several clients, cumulative averages.
 
     Attributes:
         seen: (rows, positions per row) of every input that a layer normalised by its own statistics.
@@ -36,34 +38,39 @@ class MaskedNorms:
         """Statistics, running statistics and normalisation in training mode come from real rows only.
 
         Args:
-            batch: With a mask "mask/name" (n,) per entry; padded lengths tell the masks apart.
+            batch: With a mask "mask/name" (n,) per entry, or none; padded lengths tell the masks apart.
 
         Raises:
             ValueError: For a layer that cannot leave padded rows out.
         """
-        if self._leaking:
+        masks = {len(mask): mask for name, mask in batch.items() if name.startswith(MASK)}
+        if masks and self._leaking:
             raise ValueError(
                 f"layers {self._leaking} (InstanceNorm with running statistics) cannot leave padded rows out"
             )
-        masks = {len(mask): mask for name, mask in batch.items() if name.startswith(MASK)}
-        for name, layer in self._layers.items():
+        layers = {name: layer for name, layer in self._layers.items() if masks or layer.momentum is None}
+        for name, layer in layers.items():
             layer.forward = partial(self._forward, name, layer, masks)
         try:
             yield
         finally:
-            for layer in self._layers.values():
+            for layer in layers.values():
                 del layer.__dict__["forward"]
 
     def _forward(self, name: str, layer: _BatchNorm, masks: Mapping[int, Tensor], x: Tensor) -> Tensor:
         if not layer.training and layer.running_mean is not None:
             return type(layer).forward(layer, x)
         layer._check_input_dim(x)
+        positions = prod(x.shape[2:])
+        if not masks:
+            if len(x) * positions < 2:
+                raise ValueError(f"BatchNorm {name!r} needs more than one value per channel in training")
+            return normalise(layer, x, x.new_ones(len(x), dtype=torch.float32))
         if len(x) not in masks:
             raise ValueError(
                 f"BatchNorm {name!r} got {len(x)} rows, the padded batch has {sorted(masks)}: it must see a batch's "
                 "rows one for one"
             )
-        positions = prod(x.shape[2:])
         self.seen.add((len(x), positions))
         return normalise(layer, x, masks[len(x)])
 

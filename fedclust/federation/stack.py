@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -33,8 +33,8 @@ class _Loss(nn.Module):
         self.loss = loss
         self.norms = MaskedNorms(module)
 
-    def forward(self, batch: Mapping[str, Tensor], masked: bool) -> Terms:
-        with self.norms.use(batch) if masked else nullcontext():
+    def forward(self, batch: Mapping[str, Tensor]) -> Terms:
+        with self.norms.use(batch):
             return dict(self.loss(batch))
 
 
@@ -97,17 +97,17 @@ class Stack:
         torch.clear_autocast_cache()
         self._loss.norms.seen.clear()
         with autocast, stacked_clients():
-            terms = self._terms(batch, masked=bool(counts))
+            terms = self._terms(batch)
         terms["loss"].sum().backward()
         if self._max_norm is not None:
             self._clip(self._max_norm)
         self._optimizer.step()
         return {name: value.detach() for name, value in terms.items()}, self._too_few(counts)
 
-    def _terms(self, batch: Mapping[str, Tensor], masked: bool) -> Terms:
+    def _terms(self, batch: Mapping[str, Tensor]) -> Terms:
         def of_one(tensors: Mapping[str, Tensor], one: Mapping[str, Tensor]) -> Terms:
             named = {_PREFIX + name: value for name, value in tensors.items()}
-            return functional_call(self._loss, named, (one, masked))  # type: ignore[no-any-return]
+            return functional_call(self._loss, named, (one,))  # type: ignore[no-any-return]
 
         try:
             return vmap(of_one)(self._tensors, batch)  # type: ignore[no-any-return]

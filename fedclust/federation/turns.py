@@ -1,91 +1,145 @@
-"""Clients in threads of their own that take turns: only one runs at a time."""
+"""Clients that take turns: each runs until it waits for something that is done for all of them; one runs at a time."""
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-import torch
-
-from fedclust.federation.client import ClientModule
-from fedclust.federation.context import ClientContext
-from fedclust.federation.local import LocalFit, LocalWork
-from fedclust.federation.resident import Outcome, Together
-from fedclust.federation.together import Member
+Job = TypeVar("Job")
+Ask = TypeVar("Ask")
+Answer = TypeVar("Answer")
 
 
 class _CancelledError(BaseException):
-    """Ends a client's thread from within, past `except Exception`."""
+    """Ends what a thread does from within, past `except Exception`."""
 
 
-class Turn:
-    """One client's trip, which stops at every local fit until it is told to go on.
+@dataclass(eq=False)
+class _Stop(Generic[Ask]):
+    """Where a job waits."""
+
+    ask: Ask
+    thread: threading.Thread
+    go: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.go.acquire()
+
+
+class Turns(Generic[Job, Ask, Answer]):
+    """Does jobs in their order, and what they wait for when all that have not ended wait.
+
+    A job that waits keeps its thread; the next one starts in another. The thread that stops or ends wakes the next one
+    itself, and jobs that never wait follow each other in one thread. So nothing here or in the jobs needs to be safe
+    against other threads.
 
     Args:
-        work: Does the trip; its argument is the hook that local fits are handed to.
-        member: Makes the waiting member of a local fit.
-        device: Where the work runs.
+        work: Does one job; its second argument is called to wait, and returns when what it was given has been done.
+        together: Does what all waiting jobs gave, in the order of the jobs.
+        prepare: Called once in every new thread.
     """
 
     def __init__(
         self,
-        work: Callable[[Together], Outcome],
-        member: Callable[[ClientModule, ClientContext, LocalWork], Member],
-        device: torch.device,
+        work: Callable[[Job, Callable[[Ask], None]], Answer],
+        together: Callable[[Sequence[Ask]], None],
+        prepare: Callable[[], None],
     ) -> None:
-        self._work, self._member, self._device = work, member, device
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
-        self._cancelled = False
+        self._work, self._do_together, self._prepare = work, together, prepare
+        self._jobs: deque[tuple[int, Job]] = deque()
+        self._answers: dict[int, Answer] = {}
+        self._waiting: deque[_Stop[Ask]] = deque()
+        self._resuming: deque[_Stop[Ask]] = deque()
+        self._idle: list[threading.Lock] = []
+        self._threads: list[threading.Thread] = []
+        self._back = threading.Lock()
+        self._back.acquire()
+        self._out = self._closing = False
         self._crash: BaseException | None = None
-        self.waiting: Member | None = None
-        self.outcome: Outcome | None = None
 
-    def go(self) -> None:
-        """Lets the client work until its next local fit or the end of its trip.
+    def do(self, jobs: Sequence[Job]) -> list[Answer]:
+        """Does these jobs; returns their answers in their order.
 
         Raises:
-            BaseException: What ended the client's thread, if it is no plain error.
+            BaseException: What ended a job's thread. Plain errors are for the job to catch.
         """
-        self.waiting = None
-        if self._thread is None:
-            context = contextvars.copy_context()
-            self._thread = threading.Thread(target=context.run, args=(self._run,), name="fedclust client", daemon=True)
-            self._thread.start()
-        else:
-            self._go.release()
+        self._answers = {}
+        self._jobs.extend(enumerate(jobs))
+        self._let_work()
+        while self._waiting:
+            self._do_together([stop.ask for stop in self._waiting])
+            self._resuming, self._waiting = self._waiting, deque()
+            self._let_work()
+        return [self._answers[number] for number in range(len(jobs))]
+
+    def close(self) -> None:
+        """Ends all threads; a job that waits is ended where it waits, one that runs at its next stop."""
+        self._closing = True
+        if self._out:
+            self._back.acquire()
+        for stop in [*self._resuming, *self._waiting]:
+            stop.go.release()
+            stop.thread.join()
+        for idle in self._idle:
+            idle.release()
+        for thread in self._threads:
+            thread.join()
+
+    def _let_work(self) -> None:
+        self._out = True
+        self._pass_on()
         self._back.acquire()
         if self._crash is not None:
             raise self._crash
 
-    def cancel(self) -> None:
-        """Ends the thread at its next stop, if it has not ended; returns once it has."""
-        if self._thread is None:
-            return
-        self._cancelled = True
-        self._go.release()
-        self._thread.join()
+    def _pass_on(self) -> None:
+        """Wakes whoever is next; the caller then waits or ends."""
+        if self._closing or self._crash is not None:
+            self._give_back()
+        elif self._resuming:
+            self._resuming.popleft().go.release()
+        elif not self._jobs:
+            self._give_back()
+        elif self._idle:
+            self._idle.pop().release()
+        else:
+            context = contextvars.copy_context()
+            thread = threading.Thread(target=context.run, args=(self._loop,), name="fedclust client", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
-    def _run(self) -> None:
+    def _give_back(self) -> None:
+        self._out = False
+        self._back.release()
+
+    def _loop(self) -> None:
+        go = threading.Lock()
         try:
-            if self._device.type == "cuda":
-                torch.cuda.set_device(self._device)
-            self.outcome = self._work(self._together)
+            self._prepare()
+            while not self._closing:
+                number, job = self._jobs.popleft()
+                self._answers[number] = self._work(job, self._wait)
+                go.acquire()
+                self._idle.append(go)
+                self._pass_on()
+                go.acquire()
+                go.release()
         except _CancelledError:
             pass
-        except BaseException as error:  # raised again in the thread that waits
+        except BaseException as error:  # raised again in the thread that waits for all
             self._crash = error
-        finally:
-            self._back.release()
+            self._pass_on()
 
-    def _together(self, module: ClientModule, ctx: ClientContext, work: LocalWork) -> LocalFit:
-        self.waiting = member = self._member(module, ctx, work)
-        self._back.release()
-        self._go.acquire()
-        if self._cancelled:
+    def _wait(self, ask: Ask) -> None:
+        if self._closing:
             raise _CancelledError
-        if member.error is not None:
-            raise member.error
-        assert member.result is not None
-        return member.result
+        stop = _Stop(ask, threading.current_thread())
+        self._waiting.append(stop)
+        self._pass_on()
+        stop.go.acquire()
+        if self._closing:
+            raise _CancelledError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -16,13 +16,12 @@ from fedclust.checks import positive_int
 from fedclust.federation.backend import Backend
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext
-from fedclust.federation.local import LocalWork
+from fedclust.federation.local import LocalFit, LocalWork
 from fedclust.federation.message import Message
-from fedclust.federation.resident import ClientSource, Outcome, Trip
+from fedclust.federation.resident import ClientSource, Outcome, Resident, Trip
 from fedclust.federation.stack import TogetherError
-from fedclust.federation.together import Member, check_elementwise
-from fedclust.federation.together import train_together as train_together
-from fedclust.federation.turns import Turn
+from fedclust.federation.together import Member, check_elementwise, train_together
+from fedclust.federation.turns import Turns
 
 
 class Vectorised(Backend):
@@ -54,7 +53,7 @@ class Vectorised(Backend):
     ) -> None:
         super().__init__(threads, on_failure, state_budget_mb)
         self.clients_per_batch = positive_int("clients_per_batch", clients_per_batch)
-        self._copies: list[_Copy] = []
+        self._free: list[_Copy] = []
 
     def connect(
         self, module: ClientModule, data: ClientSource, *, seed: int, device: torch.device, precision: str
@@ -77,57 +76,57 @@ class Vectorised(Backend):
 
     def close(self) -> None:
         """Drops the copies of the module; the next question makes new ones."""
-        self._copies = []
+        self._free = []
 
     def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Generator[Outcome]:
         """Runs the clients in batches, in the order of their ids."""
         clients = list(messages)
-        for start in range(0, len(clients), self.clients_per_batch):
-            chunk = clients[start : start + self.clients_per_batch]
-            trips = [self.trip(client, actions, {**shared, **messages[client]}) for client in chunk]
-            with self.limited_threads():
-                outcomes = self._work(trips)
-            yield from outcomes
+        with closing(Turns(self._work, train_together, self._prepare)) as turns:
+            for start in range(0, len(clients), self.clients_per_batch):
+                chunk = clients[start : start + self.clients_per_batch]
+                trips = [self.trip(client, actions, {**shared, **messages[client]}) for client in chunk]
+                with self.limited_threads():
+                    outcomes = turns.do(trips)
+                yield from outcomes
 
-    def _work(self, trips: Sequence[Trip]) -> list[Outcome]:
-        """Does the trips; whenever all clients that have not ended wait at a local fit, those are done."""
-        turns = [self._turn(number, trip) for number, trip in enumerate(trips)]
+    def _work(self, trip: Trip, wait: Callable[[Member], None]) -> Outcome:
+        """One client's trip, on a copy of the module that no other client has meanwhile."""
+        own = self._free.pop() if self._free else _Copy(self.resident)
+
+        def together(module: ClientModule, ctx: ClientContext, work: LocalWork) -> LocalFit:
+            member = Member(module, ctx, work, own.changed())
+            wait(member)
+            if member.error is not None:
+                raise member.error
+            assert member.result is not None
+            return member.result
+
         try:
-            for turn in turns:
-                turn.go()
-            while waiting := [turn for turn in turns if turn.waiting is not None]:
-                train_together([turn.waiting for turn in waiting if turn.waiting is not None])
-                for turn in waiting:
-                    turn.go()
-            return [turn.outcome for turn in turns if turn.outcome is not None]
+            return own.resident.work(trip, together)
         finally:
-            for turn in turns:
-                turn.cancel()
+            self._free.append(own)
 
-    def _turn(self, number: int, trip: Trip) -> Turn:
-        while len(self._copies) <= number:
-            self._copies.append(_Copy(self.module))
-        own = self._copies[number]
-        resident = replace(self.resident, module=own.module)
-        return Turn(partial(resident.work, trip), own.member, resident.device)
+    def _prepare(self) -> None:
+        if self.resident.device.type == "cuda":
+            torch.cuda.set_device(self.resident.device)
 
 
 class _Copy:
-    """A copy of the resident module, and which of its attributes were set since."""
+    """The resident with a copy of its module, and which of the module's attributes were set since."""
 
-    def __init__(self, module: ClientModule) -> None:
+    def __init__(self, resident: Resident) -> None:
         with torch.inference_mode(False):
-            self.module = copy.deepcopy(module)
-        self._before = dict(vars(self.module))
+            self.resident = replace(resident, module=copy.deepcopy(resident.module))
+        self._before = dict(vars(self.resident.module))
 
-    def member(self, module: ClientModule, ctx: ClientContext, work: LocalWork) -> Member:
-        """The member of a joint fit that a client's call of `fit_locally` becomes."""
-        changed: dict[str, Any] = {
+    def changed(self) -> dict[str, Any]:
+        """The attributes that actions have set; the training mode is not among them, local training sets it itself."""
+        now = vars(self.resident.module)
+        return {
             name: value
-            for name, value in vars(module).items()
+            for name, value in now.items()
             if name != "training" and self._before.get(name, self) is not value
         }
-        return Member(module, ctx, work, changed)
 
 
 def refuse(module: ClientModule, precision: str) -> None:
