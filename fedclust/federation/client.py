@@ -167,8 +167,8 @@ class ClientModule(pl.LightningModule):
             ctx: Generators, device and precision.
             epochs: Number of passes.
             batches: Gives the batches of one epoch, tensors already on `ctx.device`.
-            loss: Gives the terms of one batch, with the key "loss"; default is `training_step`. A method of this module,
-                or `functools.partial` of one, can be trained together with other clients; other callables cannot.
+            loss: Gives the terms of one batch, with the key "loss"; default is `training_step`. Only a method of this
+                module, or `functools.partial` of one, can be trained together with other clients.
             after_epoch: Called after every epoch, the module still in training mode.
 
         Returns:

@@ -50,7 +50,7 @@ class MaskedNorms:
             )
         layers = {name: layer for name, layer in self._layers.items() if masks or layer.momentum is None}
         for name, layer in layers.items():
-            layer.forward = partial(self._forward, name, layer, masks)
+            layer.forward = partial(self._forward, name, layer, masks)  # type: ignore[method-assign]
         try:
             yield
         finally:
@@ -60,7 +60,7 @@ class MaskedNorms:
     def _forward(self, name: str, layer: _BatchNorm, masks: Mapping[int, Tensor], x: Tensor) -> Tensor:
         if not layer.training and layer.running_mean is not None:
             return type(layer).forward(layer, x)
-        layer._check_input_dim(x)
+        layer._check_input_dim(x)  # type: ignore[no-untyped-call]
         positions = prod(x.shape[2:])
         if not masks:
             if len(x) * positions < 2:

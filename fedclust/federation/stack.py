@@ -98,7 +98,7 @@ class Stack:
         self._loss.norms.seen.clear()
         with autocast, stacked_clients():
             terms = self._terms(batch)
-        terms["loss"].sum().backward()
+        torch.autograd.backward(terms["loss"].sum())
         if self._max_norm is not None:
             self._clip(self._max_norm)
         self._optimizer.step()
@@ -107,10 +107,10 @@ class Stack:
     def _terms(self, batch: Mapping[str, Tensor]) -> Terms:
         def of_one(tensors: Mapping[str, Tensor], one: Mapping[str, Tensor]) -> Terms:
             named = {_PREFIX + name: value for name, value in tensors.items()}
-            return functional_call(self._loss, named, (one,))  # type: ignore[no-any-return]
+            return functional_call(self._loss, named, (one,))
 
         try:
-            return vmap(of_one)(self._tensors, batch)  # type: ignore[no-any-return]
+            return vmap(of_one)(self._tensors, batch)
         except Exception as error:
             module = self.modules[0]
             where = _layer_of(error, module)

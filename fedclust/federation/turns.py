@@ -107,10 +107,18 @@ class Turns(Generic[Job, Ask, Answer]):
         elif self._idle:
             self._idle.pop().release()
         else:
-            context = contextvars.copy_context()
-            thread = threading.Thread(target=context.run, args=(self._loop,), name="fedclust client", daemon=True)
-            self._threads.append(thread)
+            self._start()
+
+    def _start(self) -> None:
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(self._loop,), name="fedclust client", daemon=True)
+        try:
             thread.start()
+        except RuntimeError as error:  # no more threads: for the thread that waits for all, not for the one that stops
+            self._crash = error
+            self._give_back()
+            return
+        self._threads.append(thread)
 
     def _give_back(self) -> None:
         self._out = False
