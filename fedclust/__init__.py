@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedclust.federation.context import ClientContext
     from fedclust.federation.loop import FederatedLoop
     from fedclust.federation.processes import Processes
+    from fedclust.federation.vectorised import Vectorised
     from fedclust.metrics import clustering_accuracy
     from fedclust.result import Result, load
 
@@ -56,6 +57,7 @@ _HOMES = {
     "Server": "fedclust.federation.algorithm",
     "Shards": "fedclust.data.partition",
     "State": "fedclust.federation.algorithm",
+    "Vectorised": "fedclust.federation.vectorised",
     "WeightedAverage": "fedclust.federation.averaging",
     "action": "fedclust.federation.client",
     "cluster": "fedclust.api",
@@ -92,6 +94,7 @@ __all__ = [
     "Server",
     "Shards",
     "State",
+    "Vectorised",
     "WeightedAverage",
     "action",
     "cluster",

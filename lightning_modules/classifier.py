@@ -15,6 +15,7 @@ from fedclust.federation.batches import shuffled_batches
 from fedclust.federation.client import Batch, ClientModule, LocalFit, Terms, action
 from fedclust.federation.context import ClientContext
 from fedclust.federation.message import Message, read_int, tensors_under, with_prefix
+from fedclust.federation.padding import channels_last, mask_of, mean_cross_entropy
 from fedclust.scores import class_confusion, roc_auc
 from lightning_modules import networks
 from lightning_modules.summing import answer
@@ -45,6 +46,7 @@ class Classifier(ClientModule):
     """
 
     draws_in_training = False
+    honours_row_masks = True
 
     def __init__(
         self,
@@ -88,14 +90,12 @@ class Classifier(ClientModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits (n, classes), float32."""
-        if x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
-        logits: torch.Tensor = self.network(x)
+        logits: torch.Tensor = self.network(channels_last(x))
         return logits.float()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Terms:
         """Mean cross-entropy of one batch {"x", "y"}, float32."""
-        return {"loss": F.cross_entropy(self(batch["x"]), batch["y"])}
+        return {"loss": mean_cross_entropy(self(batch["x"]), batch["y"], mask_of(batch, "x"))}
 
     # -- actions --------------------------------------------------------------------------------------------------
 
@@ -174,8 +174,7 @@ class Classifier(ClientModule):
     def learn(self, ctx: ClientContext, epochs: int) -> LocalFit:
         """Local epochs over the client's training rows."""
         x, y = ctx.data.train.x.to(ctx.device), self._labels(ctx.data.train).to(ctx.device)
-        if x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+        x = channels_last(x)
         rng = ctx.rng("batches")
 
         def batches(epoch: int) -> Iterator[Batch]:

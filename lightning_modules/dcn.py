@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -137,7 +138,7 @@ class DCN(CentralDCN):
                 yield batch
 
         epochs = read_int(message, "epochs")
-        fit = self.fit_locally(ctx, epochs, batches=batches, loss=lambda batch: self.terms(batch, weights))
+        fit = self.fit_locally(ctx, epochs, batches=batches, loss=partial(self.terms, weights=weights))
         return {
             "n_rows": len(x),
             "n_steps": fit.n_steps,

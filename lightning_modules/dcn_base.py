@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Literal
 
 import torch
-from torch.nn import functional as F
 
 from fedclust.checks import choice, positive, positive_int
 from fedclust.clustering.geometry import umap_embedding
@@ -16,6 +16,7 @@ from fedclust.clustering.kmeans import KMeansResult, kmeans
 from fedclust.federation.batches import shuffled_batches
 from fedclust.federation.client import Batch, ClientModule, LocalFit, Terms
 from fedclust.federation.context import WorkContext
+from fedclust.federation.padding import mask_of, mean_over_rows, mean_squared_error
 from fedclust.random import seeded
 from lightning_modules.dcn_plan import LocalPlan, LossWeights
 from lightning_modules.networks import Normalization, mlp_decoder, mlp_encoder
@@ -51,6 +52,7 @@ class DCNBase(ClientModule):
     """
 
     draws_in_training = False
+    honours_row_masks = True
 
     def __init__(
         self,
@@ -134,18 +136,18 @@ class DCNBase(ClientModule):
                 that is missing, of "x".
             weights: Weights of the terms.
         """
-        x = batch["x"].flatten(1)
+        x, rows = batch["x"].flatten(1), mask_of(batch, "x")
         terms: Terms = {}
         if weights.recon or weights.clust or "geometry_x" not in batch:
             z = self.encode(x)
         if weights.recon:
-            terms["recon"] = F.mse_loss(self.decode(z), x.float())
+            terms["recon"] = mean_squared_error(self.decode(z), x.float(), rows)
         if weights.clust:
             assigned = self.centers[nearest(z.detach(), self.centers)]
-            terms["clust"] = (z - assigned).square().sum(1).mean()
+            terms["clust"] = mean_over_rows((z - assigned).square().sum(1), rows)
         if weights.geom and "target" in batch:
             embedded = self.encode(batch["geometry_x"]) if "geometry_x" in batch else z
-            terms["geom"] = F.mse_loss(embedded, batch["target"].float())
+            terms["geom"] = mean_squared_error(embedded, batch["target"].float(), mask_of(batch, "target"))
         total = torch.stack([getattr(weights, name) * value for name, value in terms.items()]).sum()
         return {"loss": total, **terms}
 
@@ -206,7 +208,7 @@ class DCNBase(ClientModule):
     ) -> LocalResult:
         weights = plan.weights
         without = LossWeights(weights.recon, 0.0, weights.geom)
-        fit = self.fit_locally(ctx, plan.pretrain_epochs, batches=batches, loss=lambda b: self.terms(b, without))
+        fit = self.fit_locally(ctx, plan.pretrain_epochs, batches=batches, loss=partial(self.terms, weights=without))
         clusters = self.cluster_rows(x, seed=ctx.seed_for("kmeans"), who=ctx.who)
 
         def update_centers(epoch: int) -> None:
@@ -215,7 +217,7 @@ class DCNBase(ClientModule):
 
         if plan.cluster_epochs:
             fit = self.fit_locally(
-                ctx, plan.cluster_epochs, batches=batches, loss=lambda b: self.terms(b, weights),
+                ctx, plan.cluster_epochs, batches=batches, loss=partial(self.terms, weights=weights),
                 after_epoch=update_centers,
             )  # fmt: skip
         return LocalResult(clusters, n_neighbors, fit)

@@ -95,6 +95,10 @@ class Encoder:
             raise ValueError(f"{name} cannot take images of size {preprocess.size}: {error}") from error
         self.feature_dim = probe.shape[1]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Encoder:
+        """Itself: it never changes, so that copies of a client module share it."""
+        return self
+
     @property
     def fingerprint(self) -> str:
         """Digest of architecture, weights, buffers, preprocessing and precision: equal if the features are."""

@@ -15,10 +15,14 @@ from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.client import ClientModule, action
 from fedclust.federation.context import ClientContext
 from fedclust.federation.message import Message
+from fedclust.federation.padding import mask_of, mean_over_rows
 
 
 class ToyClient(ClientModule):
     """One parameter `w` (d,) fitted to the mean of the client's rows; remembers in which rounds it was asked."""
+
+    draws_in_training = False
+    honours_row_masks = True
 
     def build(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:
         if not hasattr(self, "w"):
@@ -32,7 +36,7 @@ class ToyClient(ClientModule):
         return torch.optim.SGD(self.parameters(), lr=0.25)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return (self.w - batch["x"]).square().sum(1).mean()
+        return mean_over_rows((self.w - batch["x"]).square().sum(1), mask_of(batch, "x"))
 
     @action
     def pull(self, message: Message, ctx: ClientContext) -> Message:

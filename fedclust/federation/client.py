@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
@@ -14,12 +12,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedclust.federation.context import ClientContext, WorkContext
-from fedclust.federation.errors import NonFiniteLossError
+from fedclust.federation.local import Batch as Batch
+from fedclust.federation.local import EpochSums, LocalRun, LocalWork
+from fedclust.federation.local import LocalFit as LocalFit
+from fedclust.federation.local import Terms as Terms
 from fedclust.federation.message import Message
 from fedclust.random import seed_for, seeded
 
-Batch = Mapping[str, torch.Tensor]
-Terms = dict[str, torch.Tensor]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -27,19 +26,6 @@ def action(function: F) -> F:
     """Marks a method `(self, message, ctx) -> Message` of a client module as one that the server may ask for."""
     function.__fedclust_action__ = True  # type: ignore[attr-defined]
     return function
-
-
-@dataclass(frozen=True)
-class LocalFit:
-    """What a local training loop did.
-
-    Attributes:
-        n_steps: Optimiser steps made; 0 means that the weights did not move.
-        terms: Mean of every loss term over the steps of the last epoch, unweighted, by name.
-    """
-
-    n_steps: int
-    terms: dict[str, float]
 
 
 class ClientModule(pl.LightningModule):
@@ -53,10 +39,13 @@ class ClientModule(pl.LightningModule):
         max_grad_norm: Largest norm of a training step's gradient; None does not clip.
         draws_in_training: Whether a training step draws random numbers by itself (dropout does). PyTorch takes them
             from a generator of the whole process, so such modules train one at a time; False spares the wait.
+        honours_row_masks: Whether the losses leave padded rows out, see `fedclust.federation.padding`; the backend
+            `Vectorised` needs that where clients' batches differ in their numbers of rows.
     """
 
     max_grad_norm: float | None = None
     draws_in_training: bool = True
+    honours_row_masks: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses actions whose name PyTorch or Lightning uses, such as `train`: they would replace its method."""
@@ -100,12 +89,18 @@ class ClientModule(pl.LightningModule):
 
     def exchanged(self) -> dict[str, torch.Tensor]:
         """The tensors that are exchanged: parameters and BatchNorm buffers, by name, detached but not copied."""
-        tensors = {name: parameter.detach() for name, parameter in self.named_parameters()}
+        # One walk over the layers, since this is asked several times per client and round: a parameter that several
+        # layers share comes under its first name, as in `named_parameters`.
+        parameters: dict[torch.Tensor, str] = {}
+        buffers: dict[str, torch.Tensor] = {}
         for prefix, module in self.named_modules():
+            start = f"{prefix}." if prefix else ""
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    parameters.setdefault(parameter, start + name)
             if isinstance(module, _BatchNorm):
-                for name, buffer in module.named_buffers(recurse=False):
-                    tensors[f"{prefix}.{name}" if prefix else name] = buffer
-        return tensors
+                buffers |= {start + name: buffer for name, buffer in module.named_buffers(recurse=False)}
+        return {**{name: parameter.detach() for parameter, name in parameters.items()}, **buffers}
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """A copy of `exchanged()` on the CPU."""
@@ -172,7 +167,8 @@ class ClientModule(pl.LightningModule):
             ctx: Generators, device and precision.
             epochs: Number of passes.
             batches: Gives the batches of one epoch, tensors already on `ctx.device`.
-            loss: Gives the terms of one batch, with the key "loss"; default is `training_step`.
+            loss: Gives the terms of one batch, with the key "loss"; default is `training_step`. Only a method of this
+                module, or `functools.partial` of one, can be trained together with other clients.
             after_epoch: Called after every epoch, the module still in training mode.
 
         Returns:
@@ -182,29 +178,17 @@ class ClientModule(pl.LightningModule):
             NonFiniteLossError: If the loss, or a weight by the last step, became NaN or infinite; names who, the epoch
                 and the last finite loss.
         """
+        work = LocalWork(epochs, batches, loss or self._terms_of_step, after_epoch)
+        if isinstance(ctx, ClientContext) and ctx.together is not None:
+            return ctx.together(self, ctx, work)
         optimizer = ctx.fabric.setup_optimizers(self.local_optimizer())
-        loss = loss or self._terms_of_step
-        n_steps, means, last_finite = 0, dict[str, float](), math.nan
+        sums = EpochSums()
+        run = LocalRun(self, ctx, work, sums)
         draws = seeded(ctx.seed_for("layers")) if self.draws_in_training else nullcontext()
         with draws, torch.enable_grad():
-            for epoch in range(epochs):
-                self.train()
-                sums, steps = _EpochSums(), 0
-                for batch in batches(epoch):
-                    terms = self._step(ctx, optimizer, loss, batch)
-                    sums.add(terms)
-                    steps += 1
-                n_steps += steps
-                if steps:
-                    means = sums.means(steps)
-                    if not math.isfinite(means["loss"]):
-                        raise NonFiniteLossError(ctx.who, ctx.round, epoch, means["loss"], last_finite)
-                    last_finite = means["loss"]
-                if after_epoch is not None:
-                    after_epoch(epoch)
-        if n_steps and not self._all_finite():
-            raise NonFiniteLossError(ctx.who, ctx.round, epochs - 1, math.nan, last_finite, what="weights")
-        return LocalFit(n_steps, means)
+            for batch in run.batches():
+                sums.add(self._step(ctx, optimizer, work.loss, batch))
+        return run.finish(self._all_finite)
 
     def _all_finite(self) -> bool:
         """Whether all that would be exchanged is finite, BatchNorm's statistics included."""
@@ -251,21 +235,6 @@ class ClientModule(pl.LightningModule):
         size = next((len(value) for value in batch.values()), 1) if isinstance(batch, Mapping) else len(batch)
         values = {f"train/{name}": value for name, value in terms.items() if isinstance(value, torch.Tensor)}
         self.log_dict(values, on_step=False, on_epoch=True, batch_size=size, prog_bar=True)
-
-
-class _EpochSums:
-    """Running sums of the terms, on the device: reading one out per batch would stall a GPU."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-
-    def add(self, terms: Terms) -> None:
-        for name, value in terms.items():
-            detached = value.detach()
-            self._sums[name] = self._sums[name] + detached if name in self._sums else detached
-
-    def means(self, steps: int) -> dict[str, float]:
-        return {name: float(total) / steps for name, total in self._sums.items()}
 
 
 def parameter_count(module: nn.Module) -> int:

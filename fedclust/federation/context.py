@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_fabric import Fabric
@@ -15,6 +15,10 @@ from fedclust.checks import choice
 from fedclust.data.tables import SPLITS, ClientData, Table
 from fedclust.federation.message import Message, Value
 from fedclust.random import seed_for, torch_generator
+
+if TYPE_CHECKING:
+    from fedclust.federation.client import ClientModule
+    from fedclust.federation.local import LocalFit, LocalWork
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
@@ -106,12 +110,14 @@ class ClientContext(WorkContext):
         data: The client's own train, val and test rows.
         state: The client's own memory between rounds; message types only. Changes are kept if the action succeeds.
         vault: The client's secrets, such as mask keys: kept in memory like the state, but in no checkpoint or file.
+        together: Does a local fit together with those of other clients; None trains this client by itself.
     """
 
     id: int = -1
     data: ClientData = field(kw_only=True)
     state: Message = field(default_factory=dict)
     vault: Message = field(default_factory=dict)
+    together: Callable[[ClientModule, ClientContext, LocalWork], LocalFit] | None = None
 
     def table(self, message: Mapping[str, Value]) -> Table:
         """The client's rows of the split that a message names under "split".

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,7 +13,10 @@ from fedclust.data.tables import ClientData
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext, make_fabric
 from fedclust.federation.errors import Failure
+from fedclust.federation.local import LocalFit, LocalWork
 from fedclust.federation.message import Message, check_message, copied
+
+Together = Callable[[ClientModule, ClientContext, LocalWork], LocalFit]
 
 
 class ClientSource(Protocol):
@@ -77,8 +80,13 @@ class Resident:
     device: torch.device
     precision: str
 
-    def work(self, trip: Trip) -> Outcome:
-        """Runs the actions of one client; an error becomes part of the outcome."""
+    def work(self, trip: Trip, together: Together | None = None) -> Outcome:
+        """Runs the actions of one client; an error becomes part of the outcome.
+
+        Args:
+            trip: What the client is asked.
+            together: Does the client's local fits together with others; None trains it by itself.
+        """
         outcome = Outcome(trip.client, {}, trip.state, trip.vault)
         current = trip.actions[0]
         try:
@@ -91,6 +99,7 @@ class Resident:
                 data=self.data.client(trip.client),
                 state=trip.state,
                 vault=trip.vault,
+                together=together,
             )
             for current in trip.actions:
                 reply = self.module.act(current, trip.message, ctx)

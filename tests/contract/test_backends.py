@@ -11,10 +11,12 @@ import torch
 from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.errors import ClientError, RoundFailedError
 from fedclust.federation.processes import Processes
+from fedclust.federation.vectorised import Vectorised
 
 BACKENDS: dict[str, Callable[..., Backend]] = {
     "InProcess": InProcess,
     "Processes": Processes,
+    "Vectorised": Vectorised,
 }
 SIZES = (4, 6, 8, 10)
 
