@@ -214,7 +214,7 @@ def test_mixed_precision_runs_and_exchanges_float32(run: Any) -> None:
     done = run(2, precision="bf16-mixed")
     exact = run(2, folder="exact")
     assert done.bits() != exact.bits()
-    # Down, a small tensor that happens to be equal to the one before is not sent again, so those bytes depend on values.
+    # A small tensor that happens to equal the one before is not sent down again: those bytes depend on values.
     up, expected_up = ({name: both["up"] for name, both in r.loop.byte_counts().items()} for r in (done, exact))
     assert up == expected_up
     expected = exact.loop.state.to_flat()
