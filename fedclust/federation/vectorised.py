@@ -28,7 +28,7 @@ class Vectorised(Backend):
     """Trains clients of equal architecture together: one computation over stacked parameters instead of one each.
 
     Equal to `InProcess` but for rounding. Worth its while for many clients with small models and few rows, and on GPUs;
-    large models on a CPU gain little. Every client of a batch has a copy of the module, and while it trains a row of
+    large models on a CPU lose. Every client of a batch has a copy of the module, and while it trains a row of
     the stack: memory grows with `clients_per_batch`.
 
     Actions run as they are, one client after the other; where they call `fit_locally` all clients of the batch wait for
