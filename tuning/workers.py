@@ -8,14 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from fedclust.cores import available_cores, thread_variables
 from tuning.blueprint import Blueprint
 from tuning.ledger import Ledger, Settings, worker_of
 from tuning.storage import StorageName
@@ -23,7 +23,6 @@ from tuning.storage import StorageName
 _POLL = 0.3
 _PATIENCE = 15.0
 _DEATHS_PER_WORKER = 3
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class WorkerError(RuntimeError):
@@ -59,8 +58,7 @@ class Order:
 
 def thread_share(jobs: int) -> int:
     """Threads for each of so many workers, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // jobs)
+    return max(1, available_cores() // jobs)
 
 
 class Crew:
@@ -99,7 +97,7 @@ class Crew:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         mine, theirs = context.Pipe(duplex=False)
-        with _threads(self.order.threads):
+        with thread_variables(self.order.threads):
             process = context.Process(target=worker_main, args=(self.order, theirs), name="fedclust tune worker")
             process.start()
         theirs.close()
@@ -189,18 +187,3 @@ def _last_word(connection: Connection) -> str | None:
         said = None
     connection.close()
     return said
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Sets the variables that libraries read when they are loaded, for processes started within the block."""
-    kept = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update({name: str(count) for name in _THREAD_VARIABLES})
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

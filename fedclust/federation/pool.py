@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import secrets
 import signal
 import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from fedclust.cores import thread_variables
 from fedclust.federation.errors import FederationError
 from fedclust.federation.parcels import SLOTS, Order, Report, pack_trip
 from fedclust.federation.resident import Trip
 from fedclust.federation.shared_memory import Reader, Segment, Written, remove_segment
 from fedclust.federation.worker import Setup, out_prefixes, work
 
-# Libraries read these once, when they start.
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _PRELOADED = ["fedclust.federation.worker", "lightning_modules.dcn", "lightning_modules.pa_cfl"]
 _START_SECONDS = 300.0
 _END_SECONDS = 2.0
@@ -28,13 +25,6 @@ _END_SECONDS = 2.0
 
 class WorkerError(FederationError):
     """A worker process could not start."""
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _context() -> Any:
@@ -64,7 +54,7 @@ class Worker:
         context = _context()
         ours, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs,), name=f"fedclust-worker-{number}", daemon=True)
-        with _thread_variables(setup.threads):
+        with thread_variables(setup.threads):
             self.process.start()
         theirs.close()
         self.connection: Connection[Any, Any] = ours
@@ -197,20 +187,3 @@ def _close_all(workers: list[Worker], common: Segment) -> None:
         worker.close(gently=not busy)
     workers.clear()
     common.close()
-
-
-@contextlib.contextmanager
-def _thread_variables(threads: int | None) -> Iterator[None]:
-    if threads is None:
-        yield
-        return
-    kept = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

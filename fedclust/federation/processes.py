@@ -11,12 +11,13 @@ from typing import Literal
 import torch
 
 from fedclust.checks import positive_int
+from fedclust.cores import available_cores
 from fedclust.federation.backend import Backend
 from fedclust.federation.client import ClientModule
 from fedclust.federation.errors import Failure
 from fedclust.federation.message import Message
 from fedclust.federation.parcels import open_outcome
-from fedclust.federation.pool import Pool, Worker, available_cores
+from fedclust.federation.pool import Pool, Worker
 from fedclust.federation.resident import ClientSource, Outcome
 from fedclust.federation.shared_memory import SharedClients, picklable
 from fedclust.federation.worker import Setup, torch_settings

@@ -17,10 +17,10 @@ import psutil
 import pytest
 import torch
 
+from fedclust.cores import available_cores
 from fedclust.federation.backend import InProcess
 from fedclust.federation.errors import ClientError
 from fedclust.federation.message import digest
-from fedclust.federation.pool import available_cores
 from fedclust.federation.processes import Processes
 from fedclust.federation.shared_memory import Reader, Segment, SharedClients, picklable, remove_segment
 

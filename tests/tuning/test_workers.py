@@ -15,6 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 import tuning.trial
+from fedclust.cores import thread_variables
 from tuning import workers
 from tuning.ledger import reason_of, worker_of
 from tuning.objectives import NoSuchMetricError
@@ -138,7 +139,7 @@ def test_threads_are_shared_out_and_the_variables_put_back(monkeypatch):
     assert [thread_share(jobs) for jobs in (1, 2, 4, 20)] == [9, 4, 2, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
-    with workers._threads(2):
+    with thread_variables(2):
         assert (os.environ["OMP_NUM_THREADS"], os.environ["NUMBA_NUM_THREADS"]) == ("2", "2")
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "NUMBA_NUM_THREADS" not in os.environ

@@ -1,0 +1,39 @@
+"""Cores of this machine, and the threads of processes that are started on them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Libraries read these once, when they start.
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def thread_variables(threads: int | None) -> Iterator[None]:
+    """Sets the variables that libraries read when they are loaded, for processes started within the block.
+
+    Args:
+        threads: Threads of each process; None leaves the variables as they are.
+    """
+    if threads is None:
+        yield
+        return
+    kept = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
