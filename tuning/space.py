@@ -12,6 +12,7 @@ import yaml
 from optuna.distributions import BaseDistribution
 from optuna.trial import Trial
 
+from fedclust.launch.configs import find_shipped
 from tuning.parameters import Parameter, Value, parse_parameter
 
 Values = dict[str, Value]
@@ -89,16 +90,8 @@ def find_space(name: str | Path) -> Path:
     Raises:
         ValueError: If there is neither; lists the shipped ones.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    shipped = shipped_spaces()
-    stem = path.name.removesuffix(".yaml").removesuffix(".yml")
-    if stem in shipped and path.parent in (Path(), Path("spaces"), Path("tuning/spaces")):
-        return shipped[stem]
-    raise ValueError(
-        f"--space: there is no file {str(name)!r}, and no shipped space {stem!r}; shipped are {', '.join(shipped)}"
-    )
+    folders = (Path(), Path("spaces"), Path("tuning/spaces"))
+    return find_shipped(name, shipped_spaces(), "--space", "space", folders)
 
 
 def load_space(space: str | Path | Mapping[str, Any]) -> Space:

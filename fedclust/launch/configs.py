@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 
@@ -24,17 +25,34 @@ def find_config(name: str) -> Path:
     Raises:
         ValueError: If there is neither; lists the shipped ones.
     """
+    return find_shipped(name, shipped_configs(), "--config", "configuration", (Path(), Path("configs")))
+
+
+def find_shipped(
+    name: str | Path, shipped: Mapping[str, Path], flag: str, kind: str, folders: Collection[Path]
+) -> Path:
+    """The file that a name given to a flag means: a path if it exists, else the shipped file of that name.
+
+    Args:
+        name: What was given, with or without `.yaml`.
+        shipped: Stem → file of those that come with the package.
+        flag: The flag, for the message.
+        kind: What the files are, for the message.
+        folders: A name may stand in one of these folders and still mean a shipped file.
+
+    Raises:
+        ValueError: If there is neither; lists the shipped ones.
+    """
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    shipped = shipped_configs()
     stem = path.name.removesuffix(".yaml").removesuffix(".yml")
-    if stem in shipped and path.parent in (Path(), Path("configs")):
+    if stem in shipped and path.parent in folders:
         return shipped[stem]
     close = difflib.get_close_matches(stem, shipped, n=1)
     meant = f" (did you mean {close[0]}?)" if close else ""
     raise ValueError(
-        f"--config: there is no file {name!r}, and no shipped configuration {stem!r}{meant}; shipped are "
+        f"{flag}: there is no file {str(name)!r}, and no shipped {kind} {stem!r}{meant}; shipped are "
         f"{', '.join(shipped)}"
     )
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from fedclust.cli import main
 from fedclust.clustering import geometry
 from tuning.blueprint import Blueprint
 from tuning.ledger import Ledger, Settings
@@ -119,3 +121,23 @@ def quick_umap(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(geometry, "_fit", fit)
     return computed
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_umap: list[int]) -> None:
+    """Runs in a temporary directory, on one thread, with a quick UMAP."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDCLUST_DEBUG", raising=False)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `fedclust tune`; returns exit code, stdout and stderr."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["tune", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

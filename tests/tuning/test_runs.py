@@ -7,40 +7,18 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
+from small_study import SMALL, SPACE
 
-import fedclust
 from fedclust.algorithms.feddcn import FedDCN
 from fedclust.cli import main
 from tuning.blueprint import make_blueprint
-from tuning.objectives import NoSuchMetricError, parse_objectives
+from tuning.objectives import parse_objectives
 from tuning.pruning import Pruned
-from tuning.space import load_space, shipped_spaces
-from tuning.study import Study
+from tuning.space import load_space
 from tuning.trial import Interrupted, Runner
 
-ALGORITHM, CLIENT = "model.init_args.algorithm.init_args.", "model.init_args.client.init_args."
-SMALL = [
-    "--trainer.max_epochs=2", "--data.init_args.partition.init_args.n_clients=2",
-    *(f"--{ALGORITHM}{name}=1" for name in ("pretrain_epochs", "cluster_epochs", "round_epochs")),
-    f"--{ALGORITHM}n_synthetic=60", f"--{CLIENT}hidden_dims=[8]", f"--{CLIENT}n_clusters=3",
-    f"--{CLIENT}batch_size=256",
-]  # fmt: skip
-SPACE = {
-    "parameters": {
-        f"{CLIENT}latent_dim": {"kind": "categorical", "choices": [2, 3]},
-        f"{CLIENT}lr": {"kind": "log_float", "low": 1e-3, "high": 1e-1},
-        f"{CLIENT}hidden_dims": {"kind": "layers", "choices": ["8", "8-4"]},
-    }
-}
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch, quick_umap):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDCLUST_DEBUG", raising=False)
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def rows(path):
@@ -49,16 +27,6 @@ def rows(path):
             {name: value for name, value in row.items() if not name.startswith("seconds/")}
             for row in csv.DictReader(file)
         ]
-
-
-@pytest.fixture
-def command(capsys):
-    def run(*arguments):
-        code = main(["tune", *arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_a_study_from_the_first_trial_to_the_best_configuration(command, tmp_path, quick_umap):
@@ -216,117 +184,3 @@ def test_what_is_reused_changes_no_bit(made, quick_umap):
     assert shared.shared.counts()["data_reused"] == 1
     assert "test/acc" in other_seed.metrics
     assert other_seed.metrics["val/dbi"] != first.metrics["val/dbi"]
-
-
-WRONG = {
-    "unknown path": ({f"{CLIENT}depth": {"kind": "int", "low": 1, "high": 2}}, [f"{CLIENT}depth = 1", "depth"]),
-    "wrong type": ({f"{CLIENT}lr": {"kind": "categorical", "choices": ["fast"]}}, ["lr = fast", "float"]),
-    "range too wide": ({f"{CLIENT}lr": {"kind": "float", "low": -1, "high": 1}}, ["lr = -1", "lr"]),
-}
-
-
-@pytest.mark.parametrize(("parameters", "words"), WRONG.values(), ids=WRONG)
-def test_a_space_that_does_not_fit_is_refused_before_any_trial(command, tmp_path, parameters, words):
-    (tmp_path / "space.yaml").write_text(yaml.safe_dump({"parameters": parameters}))
-    code, out, err = command("--config", "feddcn_digits", "--space", "space.yaml", *SMALL)
-    assert (code, out) == (2, "")
-    for word in ("space.yaml", "does not take", *words):
-        assert word in err
-    assert not Path("runs").exists()
-
-
-def test_usage_mistakes(command):
-    for arguments, words in (
-        (["--space", "feddcn", "--objective", "val/dbj:min"], ["'val/dbj'", "val/dbi", "val/silhouette"]),
-        (["--space", "feddcn", "--objective", "test/acc"], ["test split"]),
-        (["--space", "feddcn", "--name", "x"], ["--name", "--study-name"]),
-        (["--space", "feddcn", "--trainer.nope", "1"], ["--trainer.nope"]),
-        (["--space", "feddcn", "--trials", "0"], ["trials", "0"]),
-        (["--space", "feddcn", "--storage", "study.db"], ["--storage", "study.db"]),
-        (["--space", "nothing"], ["'nothing'", "feddcn"]),
-    ):
-        code, out, err = command("--config", "feddcn_digits", *arguments)
-        assert (code, out) == (2, ""), err
-        assert all(word in err for word in words), err
-        assert not Path("runs").exists()
-    code, out, _ = command("--help")
-    assert code == 0
-    for word in ("--requeue", "hyperband", "nsgaii", "flameche", "silhouette", "val/NAME:min", "layers", "130"):
-        assert word in out
-    assert command("--config", "feddcn_digits")[0] == 2
-
-
-def test_the_default_objective_of_a_method_that_has_none_lists_what_there_is(command):
-    code, _, err = command("--config", "fmcl_digits", "--space", "fmcl")
-    assert code == 2
-    assert "'val/dbi'" in err
-    assert "val/acc_mean" in err
-    assert "loss = train/loss" in err
-
-
-def test_all_trials_failing_ends_with_a_summary(command, tmp_path, monkeypatch):
-    (tmp_path / "space.yaml").write_text(yaml.safe_dump(SPACE))
-    evaluate = FedDCN.evaluate
-    monkeypatch.setattr(FedDCN, "evaluate", lambda *a: {**evaluate(*a), "dbi": float("inf")})
-    code, out, err = command("--config", "feddcn_digits", "--space", "space.yaml", "--trials", "2", *SMALL)
-    assert code == 1
-    assert "2 of 2: 0 complete, 0 pruned, 2 failed (2 infinite)" in out
-    assert "no trial of the study 'tune_feddcn_digits' is complete" in err
-    summary = json.loads(Path("runs/tune_feddcn_digits/study.json").read_text())
-    assert summary["best"] is None
-    assert all(entry["params"] for entry in summary["failures"])
-    assert not Path("runs/tune_feddcn_digits/best.yaml").exists()
-
-
-def test_ctrl_c_in_a_trial(command, tmp_path, monkeypatch):
-    (tmp_path / "space.yaml").write_text(yaml.safe_dump(SPACE))
-    evaluate, calls = FedDCN.evaluate, []
-
-    def stops(*arguments):
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return evaluate(*arguments)
-
-    monkeypatch.setattr(FedDCN, "evaluate", stops)
-    arguments = ["--config", "feddcn_digits", "--space", "space.yaml", "--repeats", "0", "--no-figures", *SMALL]
-    code, out, _ = command(*arguments, "--trials", "3")
-    assert code == 130
-    assert "the same command goes on" in out
-    summary = json.loads(Path("runs/tune_feddcn_digits/study.json").read_text())
-    assert summary["status"] == "interrupted"
-    assert (summary["counts"]["complete"], summary["counts"]["interrupted"]) == (1, 1)
-    code, out, err = command(*arguments, "--trials", "2")
-    assert code == 0, err
-    assert "2 of 2: 2 complete" in out
-
-
-def test_a_metric_that_only_the_first_round_can_tell(tmp_path):
-    study = Study(
-        "dcn_digits_centralised", {"parameters": {"model.init_args.lr": {"kind": "float", "low": 0.001, "high": 0.01}}},
-        "val/nothing:min", repeats=0, figures=False, progress=False,
-        overrides=["--trainer.max_epochs=1", "--model.init_args.geometry_weight=0"],
-    )  # fmt: skip
-    with pytest.raises(NoSuchMetricError, match=r"'val/nothing' was not logged by round 1; there are .*val/dbi"):
-        study.run(3)
-    assert json.loads(Path("runs/tune_dcn_digits_centralised/study.json").read_text())["counts"]["counted"] == 1
-
-
-QUICK = {
-    "feddcn": ("feddcn_digits", "dbi", [argument for argument in SMALL if "hidden_dims" not in argument]),
-    "pa_cfl": ("pa_cfl_digits", "loss", ["--data.init_args.partition.init_args.clients_per_group=1"]),
-    "fmcl": ("fmcl_digits", "acc_mean", ["--data.init_args.partition.init_args.clients_per_group=1"]),
-    "flameche": ("flameche_digits", "loss", ["--data.init_args.partition.init_args.n_clients=8"]),
-}
-
-
-@pytest.mark.parametrize("name", sorted(shipped_spaces()))
-def test_shipped_spaces_run_on_their_digits(name):
-    config, objective, small = QUICK[name]
-    result = Study(
-        config, name, objective, repeats=0, figures=False, progress=False, overrides=[*small, "--trainer.max_epochs=1"]
-    ).run(1)
-    assert result.summary["counts"]["counted"] == 1
-    assert result.best["uses_labels"] is (objective == "acc_mean")
-    assert set(result.best["params"]) <= {parameter.name for parameter in load_space(name).parameters}
-    assert fedclust.load(result.best["directory"]).metrics.keys() == result.best["metrics"].keys()
