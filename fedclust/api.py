@@ -85,13 +85,7 @@ def federate(
         stack.callback(loop.backend.close)
         folder = Path(directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="fedclust-")))
         recorder = RunRecorder(directory, monitor=chosen)
-        extra: list[Callback] = [recorder, LastCheckpoint(folder / "checkpoints"), *callbacks]
-        if len(data.val) or not chosen.name.startswith("val/"):
-            extra.append(BestCheckpoint(folder / "checkpoints", chosen.name, chosen.mode))
-        elif patience is not None:
-            raise ValueError(f"patience needs validation rows for {chosen.name}; val_fraction is {data.val_fraction}")
-        if patience is not None:
-            extra.append(EarlyStopping(chosen.name, mode=chosen.mode, patience=patience, check_finite=False))
+        extra = [recorder, *callbacks, *_selection(chosen, patience, folder / "checkpoints", data)]
         if progress:
             extra.append(RoundProgress(chosen.name))
         stack.enter_context(warnings.catch_warnings())
@@ -108,16 +102,41 @@ def federate(
         history = list(recorder.history)
         path = best_checkpoint(trainer)
         entry = _entry(trainer, loop, folder, path)
-        if len(data.test):
-            best = None if path is None else str(path)
-            trainer.test(loop, datamodule=data, ckpt_path=best, verbose=False, **weights_only(trainer.test))
-            metrics = {name: value for name, value in loop.latest.items() if name.startswith("test/")}
-        else:
-            metrics = {name: value for name, value in recorder.summary["metrics"].items() if name.startswith("val/")}
+        metrics = _measured(trainer, loop, data, path) if len(data.test) else _validated(recorder)
     extras = {
         "metrics": metrics, "history": history, "notes": list(loop.notes), "summary": dict(recorder.summary)
     }  # fmt: skip
     return result_from(entry, extras, type(algorithm), type(client))
+
+
+def _selection(chosen: Monitor, patience: int | None, checkpoints: Path, data: FederatedDataModule) -> list[Callback]:
+    """What keeps the last and the best round, and what stops the run.
+
+    Raises:
+        ValueError: For a patience without the rows that its monitor needs.
+    """
+    found: list[Callback] = [LastCheckpoint(checkpoints)]
+    if len(data.val) or not chosen.name.startswith("val/"):
+        found.append(BestCheckpoint(checkpoints, chosen.name, chosen.mode))
+    elif patience is not None:
+        raise ValueError(f"patience needs validation rows for {chosen.name}; val_fraction is {data.val_fraction}")
+    if patience is not None:
+        found.append(EarlyStopping(chosen.name, mode=chosen.mode, patience=patience, check_finite=False))
+    return found
+
+
+def _validated(recorder: RunRecorder) -> dict[str, float]:
+    """Validation metrics of the selected round, for data without test rows."""
+    return {name: value for name, value in recorder.summary["metrics"].items() if name.startswith("val/")}
+
+
+def _measured(
+    trainer: pl.Trainer, loop: FederatedLoop, data: FederatedDataModule, path: Path | None
+) -> dict[str, float]:  # fmt: skip
+    """Test metrics of the selected round."""
+    best = None if path is None else str(path)
+    trainer.test(loop, datamodule=data, ckpt_path=best, verbose=False, **weights_only(trainer.test))
+    return {name: value for name, value in loop.latest.items() if name.startswith("test/")}
 
 
 def cluster(
