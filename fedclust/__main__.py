@@ -1,4 +1,4 @@
-"""`python -m fedclust.cli`."""
+"""`python -m fedclust`, the command where its script is not on the path."""
 
 from __future__ import annotations
 

@@ -59,12 +59,13 @@ def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", tes
         raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    x = _inputs(raw.name, "train", raw.x, layout)
-    x_test = None if raw.x_test is None else _inputs(raw.name, "test", raw.x_test, layout)
+    raw = replace(raw, ids=_client_ids(raw.name, raw.ids), test_ids=_client_ids(raw.name, raw.test_ids))
+    x = _inputs(raw.name, "train", raw.x, layout, raw.ids)
+    x_test = None if raw.x_test is None else _inputs(raw.name, "test", raw.x_test, layout, raw.test_ids)
     if (raw.y is None) != (raw.y_test is None) and x_test is not None:
         raise ValueError(f"{raw.name}: train and test must both have labels, or neither")
-    y, y_test, class_names = encode_labels(raw.name, raw.y, raw.y_test, raw.class_names)
-    raw = replace(raw, ids=_client_ids(raw.name, raw.ids), test_ids=_client_ids(raw.name, raw.test_ids))
+    owners = (raw.ids, raw.test_ids)
+    y, y_test, class_names = encode_labels(raw.name, raw.y, raw.y_test, raw.class_names, owners)
     _check_length(raw.name, "labels", y, len(x))
     _check_length(raw.name, "client ids", raw.ids, len(x))
     if x_test is not None:
@@ -123,18 +124,24 @@ def with_test_part(source: Source, test_fraction: float) -> Source:
 
 
 def encode_labels(
-    name: str, y: AnyArray | None, y_test: AnyArray | None, class_names: list[str] | None = None
+    name: str,
+    y: AnyArray | None,
+    y_test: AnyArray | None,
+    class_names: list[str] | None = None,
+    owners: tuple[AnyArray | None, AnyArray | None] = (None, None),
 ) -> tuple[AnyArray | None, AnyArray | None, list[str] | None]:
     """Map whole-number or string labels to 0..C-1 in sorted order; returns (y, y_test, class names).
 
-    With `class_names` the labels are indices into them already and stay as they are.
+    With `class_names` the labels are indices into them already and stay as they are; `owners`, the client ids of both
+    parts, are for messages.
 
     Raises:
         ValueError: If labels are not one per row, or neither whole numbers nor strings.
     """
     if y is None:
         return None, None, None
-    parts = [_label_values(name, y)] + ([] if y_test is None else [_label_values(name, y_test)])
+    given = [y] if y_test is None else [y, y_test]
+    parts = [_label_values(name, values, ids) for values, ids in zip(given, owners, strict=False)]
     if len({part.dtype.kind == "U" for part in parts}) > 1:
         raise ValueError(f"{name}: train labels are {parts[0].dtype}, test labels {parts[1].dtype}")
     if class_names is not None:
@@ -145,7 +152,7 @@ def encode_labels(
     return codes[: len(parts[0])], None if y_test is None else codes[len(parts[0]) :], names
 
 
-def _label_values(name: str, y: AnyArray) -> AnyArray:
+def _label_values(name: str, y: AnyArray, ids: AnyArray | None) -> AnyArray:
     if y.ndim != 1:
         raise ValueError(f"{name}: labels must be one per row, shape (n,), got shape {y.shape}")
     if y.dtype.kind == "O" and all(isinstance(value, str) for value in y):
@@ -155,7 +162,7 @@ def _label_values(name: str, y: AnyArray) -> AnyArray:
     if y.dtype.kind == "f":
         if not np.isfinite(y).all() or (y != np.floor(y)).any():
             bad = int(np.flatnonzero(~np.isfinite(y) | (y != np.floor(y)))[0])
-            raise ValueError(f"{name}: labels must be whole numbers or strings; row {bad} has {y[bad]}")
+            raise ValueError(f"{name}: labels must be whole numbers or strings; {_place(bad, ids)} has {y[bad]}")
         return y.astype(np.int64)
     if y.dtype.kind not in "iuU":
         raise ValueError(f"{name}: labels must be whole numbers or strings, got dtype {y.dtype}")
@@ -179,8 +186,8 @@ def _check_length(name: str, what: str, values: AnyArray | None, n: int) -> None
         raise ValueError(f"{name}: {len(values)} {what} for {n} rows")
 
 
-def _inputs(name: str, part: str, x: AnyArray, layout: str) -> AnyArray:
-    """Checked inputs with channels first."""
+def _inputs(name: str, part: str, x: AnyArray, layout: str, ids: AnyArray | None) -> AnyArray:
+    """Checked inputs with channels first; `ids` are for messages."""
     if x.dtype.kind not in "bfiu":
         raise ValueError(f"{name}: {part} inputs must be numbers, got dtype {x.dtype}")
     if x.ndim < 2:
@@ -195,13 +202,20 @@ def _inputs(name: str, part: str, x: AnyArray, layout: str) -> AnyArray:
         if bad.any():
             raise ValueError(
                 f"{name}: {int(bad.sum())} {part} rows hold values that are not finite in float32 (NaN or infinity), "
-                f"the first is row {int(np.flatnonzero(bad)[0])}; remove or fill them"
+                f"the first is {_place(int(np.flatnonzero(bad)[0]), ids)}; remove or fill them"
             )
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4 and _channels_are_last(x, layout):
         return np.moveaxis(x, 3, 1)
     return x
+
+
+def _place(row: int, ids: AnyArray | None) -> str:
+    """A row in words; where rows have owners, counted within its client."""
+    if ids is None or row >= len(ids):
+        return f"row {row}"
+    return f"row {int((ids[:row] == ids[row]).sum())} of client {ids[row]}"
 
 
 def _channels_are_last(x: AnyArray, layout: str) -> bool:

@@ -207,7 +207,7 @@ def test_two_processes_at_once_get_two_directories(quick, tmp_path):
     arguments = [
         sys.executable,
         "-m",
-        "fedclust.cli",
+        "fedclust",
         "fit",
         "--config",
         "feddcn_digits",

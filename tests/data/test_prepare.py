@@ -86,6 +86,16 @@ def test_layout_of_colour_images() -> None:
     assert load_source((two,), layout="channels_last", test_fraction=0.0).train.x.shape == (2, 2, 6, 6)
 
 
+def test_the_client_of_a_bad_row_is_named() -> None:
+    rows = [np.zeros((4, 2)), np.zeros((5, 2))]
+    rows[1][3, 0] = np.nan
+    with pytest.raises(ValueError, match=r"arrays: 1 train rows .* the first is row 3 of client 1;"):
+        load_source(rows)
+    labels = [np.zeros(4), np.array([0, 1, 0.5, 0, 0])]
+    with pytest.raises(ValueError, match=r"row 2 of client 1 has 0\.5"):
+        load_source([(np.zeros((len(y), 2)), y) for y in labels])
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
 def test_values_that_are_not_finite_are_refused(bad: float) -> None:
     x = np.zeros((10, 4))

@@ -93,7 +93,7 @@ def test_the_run_on_the_methods_page_predicts(example):
 
 def test_the_configuration_on_the_methods_page_runs(example):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(example), str(ROOT)]), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "fedclust.cli", "fit", "--config", "fed_kmeans_digits.yaml"]
+    command = [sys.executable, "-m", "fedclust", "fit", "--config", "fed_kmeans_digits.yaml"]
     command += ["--trainer.max_epochs", "2"]
     done = subprocess.run(command, cwd=example, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -153,7 +153,7 @@ def test_the_command_with_two_jobs(tmp_path):
         "parameters:\n  model.init_args.client.init_args.lr: {kind: log_float, low: 1e-3, high: 0.1}\n"
     )
     command = [
-        sys.executable, "-m", "fedclust.cli", "tune", "--config", "local_only_digits", "--space", "space.yaml",
+        sys.executable, "-m", "fedclust", "tune", "--config", "local_only_digits", "--space", "space.yaml",
         "--trials", "3", "--jobs", "2", "--objective", "loss", "--repeats", "0", "--no-figures",
         "--trainer.max_epochs=1", "--storage", "sqlite:///study.db",
     ]  # fmt: skip
