@@ -98,9 +98,7 @@ def test_killed_in_a_round_and_resumed_ends_with_the_same_bits(quick_fit, quick,
     assert whole.code == 0, whole.err
     environment = {**os.environ, "KILL_IN_ROUND_3": "1", "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
     arguments = ["fit", "--config", "feddcn_digits", *quick, "--name=killed", *rounds]
-    killed = subprocess.run(
-        [sys.executable, "-m", "fedclust", *arguments], env=environment, check=False, timeout=240
-    )
+    killed = subprocess.run([sys.executable, "-m", "fedclust", *arguments], env=environment, check=False, timeout=240)
     assert killed.returncode == -signal.SIGKILL
     left = Path("runs/killed/version_0")
     assert (left / "metrics.csv").read_text().count("\n") == 3
