@@ -23,7 +23,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def action(function: F) -> F:
-    """Marks a method `(self, message, ctx) -> Message` of a client module as one that the server may ask for."""
+    """Marks a method `(self, message, ctx) -> Message` of a client module as one that the server may ask for.
+
+    A subclass that overrides the method need not mark it again.
+    """
     function.__fedclust_action__ = True  # type: ignore[attr-defined]
     return function
 
@@ -128,7 +131,7 @@ class ClientModule(pl.LightningModule):
     @classmethod
     def actions(cls) -> list[str]:
         """Names of the methods that the server may ask for."""
-        return sorted(name for name in dir(cls) if getattr(getattr(cls, name, None), "__fedclust_action__", False))
+        return sorted(name for name in dir(cls) if _is_action(cls, name))
 
     def act(self, action: str, message: Message, ctx: ClientContext) -> Message:
         """Runs one action by its name.
@@ -136,7 +139,7 @@ class ClientModule(pl.LightningModule):
         Raises:
             ValueError: If there is no such action; names those that there are.
         """
-        if not getattr(getattr(type(self), action, None), "__fedclust_action__", False):
+        if not _is_action(type(self), action):
             raise ValueError(f"{type(self).__name__} has no action {[action]}; it has {self.actions()}")
         reply: Message = getattr(self, action)(message, ctx)
         return reply
@@ -240,3 +243,9 @@ class ClientModule(pl.LightningModule):
 def parameter_count(module: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def _is_action(cls: type, name: str) -> bool:
+    """Whether the class or one of its bases has marked this method."""
+    marked = any(getattr(vars(base).get(name), "__fedclust_action__", False) for base in cls.__mro__)
+    return marked and callable(getattr(cls, name, None))
