@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -11,9 +10,10 @@ import numpy as np
 
 from fedclust.checks import positive_int, seed_value
 from fedclust.data.tables import IntArray
+from fedclust.described import Described
 
 
-class Partition(ABC):
+class Partition(Described, ABC):
     """Base class of all partitions. `n_clients` is the number of clients that `split` returns."""
 
     n_clients: int
@@ -71,8 +71,3 @@ class Partition(ABC):
     def for_source(self, ids: np.ndarray[Any, Any] | None) -> Partition:
         """This partition, completed by what only the source knows (its natural client ids)."""
         return self
-
-    def describe(self) -> dict[str, Any]:
-        """Class name and arguments, as plain values for the record of a run."""
-        arguments = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        return {"class": type(self).__name__, "args": {name: getattr(self, name) for name in arguments}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
@@ -13,9 +12,10 @@ from torch import Tensor
 
 from fedclust.checks import positive_int, real_number
 from fedclust.data.tables import IntArray, Table
+from fedclust.described import Described
 
 
-class ClientTransform(ABC):
+class ClientTransform(Described, ABC):
     """A change of a client's train, validation and test rows, the same for all clients of one planted group.
 
     Client ``i`` is in group ``i % n_groups``, unless `client_groups` says otherwise.
@@ -71,11 +71,6 @@ class ClientTransform(ABC):
         if self.client_groups is not None and len(self.client_groups) != n_clients:
             raise ValueError(f"client_groups has {len(self.client_groups)} entries for {n_clients} clients")
         return np.array([self.group_of(client) for client in range(n_clients)], dtype=np.int64)
-
-    def describe(self) -> dict[str, Any]:
-        """Class name and arguments, as plain values for the record of a run."""
-        arguments = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        return {"class": type(self).__name__, "args": {name: getattr(self, name) for name in arguments}}
 
 
 class Rotations(ClientTransform):
