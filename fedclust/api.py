@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ from fedclust.report.quiet import quiet_lightning
 from fedclust.report.recorder import RunRecorder
 from fedclust.report.selection import BestCheckpoint, LastCheckpoint, Monitor, best_checkpoint
 from fedclust.result import Result, load, result_from
+
+_NETWORK_SETTINGS = ("lr", "batch_size", "output", "max_grad_norm")
 
 __all__ = ["Result", "cluster", "federate", "load"]
 
@@ -148,10 +151,12 @@ def cluster(
     hidden_dims: Sequence[int] | None = None,
     latent_dim: int | None = None,
     scale: Literal["standard", "minmax", "none"] = "minmax",
-    progress: bool = False,
+    progress: bool = True,
     **settings: Any,
 ) -> list[np.ndarray[Any, Any]]:
     """Clusters unlabelled arrays, one per client, with FedDCN; labels mean the same cluster at every client.
+
+    The first run of a process takes about half a minute longer than others: UMAP compiles.
 
     Args:
         clients: One array (n_i, …) per client, equal row shapes.
@@ -162,19 +167,23 @@ def cluster(
         latent_dim: Width of the latent space; None takes 5, or the number of features if that is smaller.
         scale: "minmax" maps every feature to [0, 1], "standard" to mean 0 and deviation 1, over all clients' rows.
         progress: Whether to show progress.
-        **settings: Further arguments of `fedclust.FedDCN`.
+        **settings: Further arguments of `fedclust.FedDCN`, and `lr`, `batch_size`, `output` or `max_grad_norm` of
+            `lightning_modules.DCN`.
 
     Returns:
         One (n_i,) int64 array of labels per client, in the order of its rows.
 
     Raises:
-        ValueError: For arrays that do not fit together or are too small.
+        ValueError: For arrays that do not fit together or are too small, and for unknown settings.
     """
     from fedclust.algorithms.feddcn import FedDCN
     from lightning_modules.dcn import DCN
 
-    if isinstance(clients, np.ndarray) or not isinstance(clients, Sequence):
-        raise ValueError(f"clients must be a list with one array per client, not {type(clients).__name__}")
+    _check_arrays(clients)
+    known = set(inspect.signature(FedDCN).parameters) | set(_NETWORK_SETTINGS)
+    if unknown := sorted(settings.keys() - known):
+        raise ValueError(f"cluster has no setting {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    network: dict[str, Any] = {name: settings.pop(name) for name in _NETWORK_SETTINGS if name in settings}
     smallest = min((len(rows) for rows in clients), default=0)
     for client, rows in enumerate(clients):
         if len(rows) < n_clusters:
@@ -182,22 +191,39 @@ def cluster(
     # Validation rows choose the best round; where they would leave a client too few, the last round is taken.
     val_fraction = 0.1 if int(0.9 * smallest) >= n_clusters + 2 else 0.0
     data = FederatedDataModule(list(clients), seed=seed, test_fraction=0.0, val_fraction=val_fraction, scale=scale)
-    features = int(np.prod(data.input_shape))
     rows = len(data.train)
-    module = DCN(
-        n_clusters=n_clusters,
-        hidden_dims=list(hidden_dims) if hidden_dims is not None else [128] if features <= 256 else [512, 256],
-        latent_dim=min(5, features) if latent_dim is None else latent_dim,
-        output="sigmoid" if scale == "minmax" else "linear",
-        lr=2.4e-3,
-        batch_size=32 if rows < 5000 else 256,
-    )
+    network = {
+        "output": "sigmoid" if scale == "minmax" else "linear", "lr": 2.4e-3, "batch_size": 32 if rows < 5000 else 256,
+        **network,
+    }  # fmt: skip
+    module = DCN(n_clusters=n_clusters, **_widths(data, hidden_dims, latent_dim), **network)
     chosen: dict[str, Any] = {
         "recon_weight": 0.58, "cluster_weight": 0.0006, "geometry_pretrain": 0.2, "geometry_federated": 0.0017,
         "n_synthetic": min(2000, max(rows, 10 * n_clusters)), "sampling": "diagonal", "counts": "assigned",
     }  # fmt: skip
     result = federate(FedDCN(**{**chosen, **settings}), module, data, rounds, progress=progress)
     return labels_in_order(result, data)
+
+
+def _widths(data: FederatedDataModule, hidden_dims: Sequence[int] | None, latent_dim: int | None) -> dict[str, Any]:
+    """The network's widths, chosen by the number of features where they are not given."""
+    features = int(np.prod(data.input_shape))
+    hidden = [128] if features <= 256 else [512, 256]
+    return {
+        "hidden_dims": hidden if hidden_dims is None else list(hidden_dims),
+        "latent_dim": min(5, features) if latent_dim is None else latent_dim,
+    }
+
+
+def _check_arrays(clients: Any) -> None:
+    """Refuses what is no list of arrays, with a hint."""
+    if isinstance(clients, np.ndarray) or not isinstance(clients, Sequence):
+        raise ValueError(f"clients must be a list with one array per client, not {type(clients).__name__}")
+    for client, rows in enumerate(clients):
+        if not isinstance(rows, np.ndarray | torch.Tensor):
+            hint = {"tuple": "; labels are not needed: leave them out", "DataFrame": "; use its to_numpy()"}
+            kind = type(rows).__name__
+            raise ValueError(f"client {client} must be a numpy array or torch tensor, not {kind}{hint.get(kind, '')}")
 
 
 def labels_in_order(result: Result, data: FederatedDataModule) -> list[np.ndarray[Any, Any]]:

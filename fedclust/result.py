@@ -65,7 +65,7 @@ class Result:
         """
         found = self.algorithm.assignments(self.state)
         if found is None:
-            raise ValueError(f"{self.algorithm.__name__} clusters rows, or nothing: it does not group clients")
+            raise ValueError(f"{self.algorithm.__name__} does not group clients, so no client has a group")
         return found
 
     def assign(self, new_client: Any) -> int:

@@ -36,6 +36,17 @@ def test_cluster_gives_one_label_per_row_in_the_given_order(blob_arrays: Any) ->
     assert adjusted_rand_score(np.concatenate([y for _, y in clients]), np.concatenate(labels)) == 1.0
 
 
+def test_cluster_takes_settings_of_the_network_too(blob_arrays: Any) -> None:
+    clients = [x for x, _ in blob_arrays((30, 25))]
+    quick = {**QUICK, "rounds": 1, "progress": False}
+    slow, usual = (fedclust.cluster(clients, 3, lr=lr, **quick) for lr in (1e-9, 2.4e-3))
+    assert any(not np.array_equal(a, b) for a, b in zip(slow, usual, strict=True))
+    with pytest.raises(ValueError, match=r"cluster has no setting learning_rate; there are augment, batch_size,"):
+        fedclust.cluster(clients, 3, learning_rate=0.1)
+    with pytest.raises(ValueError, match=r"client 0 must be a numpy array or torch tensor, not tuple; labels are not"):
+        fedclust.cluster(list(blob_arrays((30, 25))), 3)
+
+
 @pytest.mark.parametrize(("scale", "change"), [("minmax", 1), ("standard", 50), ("none", 1)])
 def test_cluster_scales(blob_arrays: Any, scale: Any, change: float) -> None:
     clients = shuffled_blobs(blob_arrays)

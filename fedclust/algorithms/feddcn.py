@@ -271,10 +271,12 @@ class FedDCN(ClusteringAlgorithm):
         }
 
     def _check_rows(self, who: str, rows: int, module: DeepClusteringModule, *, umap: bool) -> None:
-        if rows < max(2, module.n_clusters):
+        least = max(2, module.n_clusters)
+        if rows < least:
             raise ValueError(
-                f"{who} has {rows} training rows, fewer than the {max(2, module.n_clusters)} that n_clusters="
-                f"{module.n_clusters} needs; use fewer clusters, fewer clients or a larger min_size of the partition"
+                f"{who} has {rows} training row{'s' * (rows != 1)}, fewer than the {least} that "
+                f"n_clusters={module.n_clusters} needs; use fewer clusters, fewer clients or a larger min_size of the "
+                "partition"
             )
         if umap:
             check_umap_size(rows, module.latent_dim, self.n_neighbors, who)

@@ -30,7 +30,8 @@ class FederatedDataModule(pl.LightningDataModule):
             folder of images, a `Source`, an `Encoded`, arrays ``(x,)`` or ``(x, y)`` or
             ``(x_train, y_train, x_test, y_test)``, or a list with one array, or one tuple ``(x, y)``, per client.
         partition: How rows are dealt. None: by natural clients if the source brings them, else
-            ``Dirichlet(n_clients=5, alpha=0.5)`` with labels, or ``Iid(n_clients=5)`` without.
+            ``Dirichlet(n_clients=5, alpha=0.5)`` with labels, every client with at least a twentieth of the rows, or
+            ``Iid(n_clients=5)`` without.
         root: Where the files of a named data set lie; see `fedclust.data.sources`.
         seed: Seed of the partition and of all further draws. None: the seed given to Lightning's `seed_everything`
             (or `--seed_everything`), else 0.

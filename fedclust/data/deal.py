@@ -79,7 +79,8 @@ def deal_source(
 
     Args:
         source: The data, with a test part.
-        partition: None: natural clients if the source has ids, else Dirichlet(5, 0.5), or Iid(5) without labels.
+        partition: None: natural clients if the source has ids, else Dirichlet(5, 0.5) with a twentieth of the rows
+            as min_size, or Iid(5) without labels.
         transform: Change per client, or None.
         seed: Seed of the partition, the validation shares and the test parts.
         val_fraction: Share of each client's rows that becomes its validation part.
@@ -132,7 +133,10 @@ def _count_classes(source: Source) -> int | None:
 def _default_partition(source: Source) -> Partition:
     if source.ids is not None:
         return Natural()
-    return Iid(n_clients=5) if source.train.y is None else Dirichlet(n_clients=5, alpha=0.5)
+    if source.train.y is None:
+        return Iid(n_clients=5)
+    # At least a quarter of an equal share: a client of one row could not be clustered.
+    return Dirichlet(n_clients=5, alpha=0.5, min_size=max(1, len(source.train) // 20))
 
 
 def _warn_of_empty_clients(parts: Sequence[IntArray]) -> None:

@@ -27,11 +27,14 @@ _LONGEST_VALUE = 80
 
 def explain(error: BaseException) -> str:
     """One paragraph on an error, without a traceback."""
+    if "tensorboard" in str(error).lower() and "not met" in str(error):
+        return "trainer.logger: TensorBoardLogger needs tensorboard: pip install 'fedclust[tensorboard]', or CSVLogger"
     if isinstance(error, ArgumentError) or _UNION.search(str(error)):
         return tidy_parser_error(str(error))
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and "loading state_dict" in text:
-        return f"the checkpoint does not fit this model: {text}"
+        first = text.partition("size mismatch for ")[2].partition(" size mismatch for ")[0] or text
+        return f"the checkpoint does not fit this model: {first.rstrip(' .')}"
     if isinstance(error, MisconfigurationException):
         hint = "; trainer.accelerator cpu always works" if "backend found" in text else ""
         return f"trainer: {text}{hint}"

@@ -25,6 +25,8 @@ _WARNINGS = (
     r".*skip_none parameter was deprecated.*",
     r"(?s).*Instead use ``instantiate``.*",
     r".*Total length of `list` across ranks is zero.*",
+    r".*The dirpath has changed from .*",  # BestCheckpoint takes the best round over by itself
+    r".*callbacks used to create the checkpoint need to be provided.*",
     r".*No device id is provided via `init_process_group`.*",
 )
 _SAID = (

@@ -202,12 +202,16 @@ class RunRecorder(Callback):
         summary, best = self.summary, best_checkpoint(trainer)
         summary["selected"] = "last" if best is None else "best"
         summary["selected_round"] = len(self.history) if best is None else checkpoint_round(best)
-        summary["checkpoint"] = None if best is None else self._relative(best)
+        summary["checkpoint"] = None if best is None or self.directory is None else self._relative(best)
         rows = [row for row in self.history if row["round"] == summary["selected_round"]]
         value = rows[0].get(str(summary["monitor"])) if rows and best is not None else None
         if value is not None and not math.isfinite(value):
             summary["notes"].append(
                 f"{summary['monitor']}, which selects the round, was in no round a finite number: the last one is taken"
+            )
+        if any(getattr(callback, "begins_anew", False) for callback in trainer.checkpoint_callbacks):
+            summary["notes"].append(
+                f"the run that was resumed selected by another monitor: {summary['monitor']} chose among the new rounds"
             )
         chosen = dict(rows[0]) if rows else {}
         # Whichever round is selected, the privacy of all of them is spent.

@@ -85,6 +85,9 @@ class BestCheckpoint(ModelCheckpoint):
         directory: Where the file goes.
         monitor: Metric that selects the best round.
         mode: "min" or "max".
+
+    Attributes:
+        begins_anew: Whether the run that is resumed selected by another monitor, so that its rounds do not count.
     """
 
     def __init__(self, directory: str | Path, monitor: str, mode: str = "min") -> None:
@@ -99,6 +102,7 @@ class BestCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self._inherited: dict[str, Any] | None = None
+        self.begins_anew = False
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: torch.Tensor | None = None) -> bool:
         """Whether a round's value is the best so far; of rounds without a finite one the latest counts as best."""
@@ -114,6 +118,7 @@ class BestCheckpoint(ModelCheckpoint):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Takes over the best checkpoint of the run that is resumed."""
         state, self._inherited = self._inherited, None
+        self.begins_anew = state is None and trainer.current_epoch > 0
         if state is None or not state["best_model_path"] or state["best_model_score"] is None:
             return
         resumed = Path(str(trainer.ckpt_path)) if trainer.ckpt_path else None

@@ -16,6 +16,8 @@ import torch
 import yaml
 from sklearn.cluster import KMeans
 
+import fedclust
+import lightning_modules
 from fedclust import Dirichlet, FederatedDataModule, FederatedLoop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,7 @@ def example(tmp_path, monkeypatch):
         "fed_kmeans_digits.yaml",
         "run_it.py",
         "test_federated_kmeans.py",
+        "damped.py",
     ]
     for name, text in marked.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
@@ -54,6 +57,40 @@ def test_the_test_on_the_methods_page_passes(example):
     tests = [function for name, function in inspect.getmembers(module, inspect.isfunction) if name.startswith("test_")]
     assert len(tests) == 1
     tests[0]()
+
+
+def test_the_variant_goes_half_the_way(example):
+    damped = importlib.import_module("damped").Damped
+    data = FederatedDataModule(source="digits", partition=Dirichlet(3, 0.5, min_size=30), seed=0)
+    before, whole, half = (
+        fedclust.federate(method(), lightning_modules.Classifier("small_cnn", lr=lr), data, rounds=1, progress=False)
+        for method, lr in ((fedclust.FedAvg, 1e-12), (fedclust.FedAvg, 0.05), (damped, 0.05))
+    )
+    for name, start in before.state.weights.items():
+        expected = (start + whole.state.weights[name]) / 2
+        torch.testing.assert_close(half.state.weights[name], expected, atol=1e-6, rtol=0)
+
+
+def test_the_readmes_python_runs(monkeypatch, tmp_path):
+    """All blocks in their order, in one namespace, with methods that are quick."""
+    monkeypatch.chdir(tmp_path)
+    federate, arrays = fedclust.federate, [torch.rand(40, 6).numpy() for _ in range(2)]
+
+    def quick(algorithm, client, data, rounds, **options):
+        for name in ("pretrain_epochs", "cluster_epochs", "round_epochs"):
+            if hasattr(algorithm, name):
+                setattr(algorithm, name, 1)
+        if isinstance(algorithm, fedclust.FedDCN):
+            algorithm.geometry_pretrain = algorithm.geometry_federated = 0.0
+        return federate(algorithm, client, data, 1, progress=False, **options)
+
+    monkeypatch.setattr(fedclust, "federate", quick)
+    monkeypatch.setattr(fedclust, "cluster", lambda clients, n_clusters, **options: [n_clusters for _ in clients])
+    namespace = {"list_of_arrays": arrays}
+    for text in blocks(ROOT / "README.md", "python"):
+        exec(compile(text, "README.md", "exec"), namespace)
+    assert namespace["group"] in set(namespace["grouped"].assignments.values())
+    assert len(namespace["labels"]) == len(arrays)
 
 
 def test_the_example_is_lloyds_algorithm_on_the_pooled_rows(example):
