@@ -118,7 +118,7 @@ class BestCheckpoint(ModelCheckpoint):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Takes over the best checkpoint of the run that is resumed."""
         state, self._inherited = self._inherited, None
-        self.begins_anew = state is None and trainer.current_epoch > 0
+        self.begins_anew = state is None and trainer.ckpt_path is not None
         if state is None or not state["best_model_path"] or state["best_model_score"] is None:
             return
         resumed = Path(str(trainer.ckpt_path)) if trainer.ckpt_path else None
