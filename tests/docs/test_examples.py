@@ -193,7 +193,9 @@ def test_class_paths_and_configurations_exist(page):
 
 def test_the_readme_has_the_two_commands():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    block = text.split("## The two commands\n", 1)[1].lstrip("\n").split("```", 2)[1]
+    below = text.split("## The two commands\n", 1)[1].lstrip("\n")
+    assert below.startswith("```")  # where .ci/run reads them
+    block = below.split("```", 2)[1]
     assert block.splitlines()[1:] == [
         "pip install -e . && fedclust fit --config configs/feddcn_digits.yaml",
         "pip install -e '.[test]' && pytest",
