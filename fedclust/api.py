@@ -15,6 +15,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, EarlyStopping
 
+from fedclust.checks import positive_int
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.tables import SPLITS
 from fedclust.federation.algorithm import Algorithm
@@ -124,6 +125,7 @@ def _selection(chosen: Monitor, patience: int | None, checkpoints: Path, data: F
     elif patience is not None:
         raise ValueError(f"patience needs validation rows for {chosen.name}; val_fraction is {data.val_fraction}")
     if patience is not None:
+        positive_int("patience", patience)
         found.append(EarlyStopping(chosen.name, mode=chosen.mode, patience=patience, check_finite=False))
     return found
 
