@@ -145,6 +145,7 @@ def test_ctrl_c_while_a_job_runs_ends_all() -> None:
 
     turns: Turns[int, str, Any] = Turns(work, lambda asks: None, lambda: None)
     before = signal.signal(signal.SIGALRM, late)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.alarm(20)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -153,6 +154,7 @@ def test_ctrl_c_while_a_job_runs_ends_all() -> None:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_too_many_threads_are_an_error_and_no_deadlock(monkeypatch: Any) -> None:
