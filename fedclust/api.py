@@ -162,7 +162,7 @@ def cluster(
 
     Args:
         clients: One array (n_i, …) per client, equal row shapes.
-        n_clusters: Number of clusters K; every client needs at least that many rows.
+        n_clusters: Number of clusters K; every client needs at least that many rows, and two.
         rounds: Rounds of federated training.
         seed: Seed of all draws.
         hidden_dims: Widths of the encoder's hidden layers; None chooses by the number of features.
