@@ -76,11 +76,15 @@ def federate(
         The result, with test metrics of the best round by the monitor (`val/…` where there are no test rows).
 
     Raises:
+        TypeError: If algorithm, client or data is something else.
         ValueError: For settings that cannot work, before any training.
         fedclust.federation.errors.ClientError: If a client failed and the backend's policy is "raise".
     """
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"rounds must be a positive integer, not {rounds!r}")
+    _check_parts(algorithm, client, data)
+    if directory is not None and Path(directory).exists() and not Path(directory).is_dir():
+        raise ValueError(f"directory {str(directory)!r} is a file")
     if directory is not None and Path(directory).is_dir() and any(Path(directory).iterdir()):
         raise ValueError(f"directory {str(directory)!r} is not empty; every run needs a directory of its own")
     loop = FederatedLoop(algorithm, client, backend, cohort_size, participation)
@@ -111,6 +115,16 @@ def federate(
         "metrics": metrics, "history": history, "notes": list(loop.notes), "summary": dict(recorder.summary)
     }  # fmt: skip
     return result_from(entry, extras, type(algorithm), type(client))
+
+
+def _check_parts(*parts: Any) -> None:
+    """Raises TypeError unless these are an algorithm, a client module and a data module."""
+    kinds = {"algorithm": Algorithm, "client": ClientModule, "data": FederatedDataModule}
+    for (name, kind), part in zip(kinds.items(), parts, strict=True):
+        if not isinstance(part, kind):
+            found = part.__name__ if isinstance(part, type) else type(part).__name__
+            called = "the class " if isinstance(part, type) else "a "
+            raise TypeError(f"{name} must be a {kind.__name__}, not {called}{found}; federate(algorithm, client, data)")
 
 
 def _selection(chosen: Monitor, patience: int | None, checkpoints: Path, data: FederatedDataModule) -> list[Callback]:

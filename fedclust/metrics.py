@@ -189,7 +189,7 @@ def _nmi(table: np.ndarray) -> float:
     information = float((joint[held] * (np.log(joint[held]) - np.log(expected))).sum())
     if information <= np.finfo(np.float64).eps:
         return 0.0
-    return 2 * information / (_entropy(by_class) + _entropy(by_cluster))
+    return min(1.0, 2 * information / (_entropy(by_class) + _entropy(by_cluster)))
 
 
 def _entropy(shares: np.ndarray) -> float:

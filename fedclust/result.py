@@ -7,9 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
-from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from fedclust.data.inputs import Inputs
 from fedclust.data.tables import Scaling
+from fedclust.federation import checkpoint
 from fedclust.federation.algorithm import Algorithm, State
 from fedclust.federation.checkpoint import FORMAT, KEY
 from fedclust.federation.client import ClientModule
@@ -32,7 +31,8 @@ class Result:
     """A trained federated clustering.
 
     Attributes:
-        metrics: Final metrics of the selected round, `test/…`, or `val/…` where the data has no test rows.
+        metrics: Final metrics of the selected round, `test/…`, or `val/…` where the data has no test rows. Of a
+            checkpoint of another round, its `val/…`.
         history: One dict per round.
         notes: Sentences worth reading: unpopulated clusters, empty clients, a collapsed clustering.
         summary: What summary.json of the run holds.
@@ -115,9 +115,10 @@ class Result:
         """Cluster of every row, or its class where the method learns classes.
 
         Args:
-            x: Rows as the data source had them, (n, *input_shape) or flat (n, features): uint8 is divided by 255, a
-                fitted scaling ("minmax", "standard") is applied, all else is taken as it is. Or a `Table` of a data
-                module, such as `data.test`, whose rows are scaled already.
+            x: Rows as the data source had them, (n, *input_shape), or images with the channels last, or flat (n,
+                features) in the order of `input_shape`, channels first. They are scaled as the training rows were:
+                uint8 divided by 255, the digits by 16, by the fitted "minmax" or "standard", all else not at all. Or a
+                `Table` of a data module, such as `data.test`, whose rows are scaled already.
             client: Whose model to use; needed where each client or cluster has a model of its own.
             cluster: Which cluster's model to use instead, such as the one that `assign` gave.
 
@@ -149,8 +150,14 @@ class Result:
         return np.asarray(module.latents(self._inputs().rows(x)).cpu().numpy())
 
     def save(self, path: str | Path) -> Path:
-        """Writes the result to one file that `fedclust.load` reads; returns its path."""
+        """Writes the result to one file that `fedclust.load` reads; returns its path.
+
+        Raises:
+            ValueError: If the file's directory does not exist.
+        """
         path = Path(path)
+        if not path.parent.is_dir():
+            raise ValueError(f"cannot save to {path}: there is no directory {path.parent}")
         extras = {
             "metrics": dict(self.metrics),
             "history": [dict(row) for row in self.history],
@@ -199,23 +206,22 @@ def load(path: str | Path) -> Result:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is no federated run's, or of another format.
+        ValueError: If the file is damaged, no federated run's, or of another format.
     """
     path = _checkpoint_in(Path(path))
-    if not is_zipfile(path):
-        raise ValueError(f"{path} is no checkpoint of a federated run: it is no archive that torch.save wrote")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:200]}") from error
-    if not isinstance(saved, Mapping) or KEY not in saved:
+    saved = checkpoint.read(path)
+    if KEY not in saved:
         raise ValueError(f"{path} was not written by a federated run")
     entry = saved[KEY]
     if entry.get("format") != FORMAT:
         raise ValueError(f"{path} has format {entry.get('format')}; this version reads format {FORMAT}")
-    if _EXTRAS in saved:
-        return result_from(entry, saved[_EXTRAS])
-    return result_from(entry, {"notes": entry["notes"], **_recorded(path.parent.parent)})
+    try:
+        if _EXTRAS in saved:
+            return result_from(entry, saved[_EXTRAS])
+        rounds = saved["epoch"] + 1 if saved["global_step"] else 0
+        return result_from(entry, {"notes": entry["notes"], **_recorded(path.parent.parent, rounds)})
+    except (LookupError, UnicodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}, or a file of its run, is damaged: {type(error).__name__} {error}") from error
 
 
 def result_from(
@@ -257,12 +263,16 @@ def _checkpoint_in(path: Path) -> Path:
     return path
 
 
-def _recorded(run: Path) -> dict[str, Any]:
-    """Metrics, history and summary that a run directory holds beside its checkpoints."""
+def _recorded(run: Path, number: int) -> dict[str, Any]:
+    """History and summary that a run directory holds beside its checkpoints, and the metrics of one round."""
     summary, rows = run / "summary.json", run / "metrics.csv"
     if not summary.is_file() or not rows.is_file():
         return {"metrics": {}, "history": [], "summary": {}}
     read = json.loads(summary.read_text(encoding="utf-8"))
     with rows.open(encoding="utf-8", newline="") as file:
         history = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-    return {"metrics": read["metrics"], "history": history, "summary": read}
+    metrics = read["metrics"] if read.get("selected_round") == number else {}
+    tested = {name: value for name, value in metrics.items() if name.startswith("test/")}
+    own = next((row for row in history if row["round"] == number), {})
+    validated = {name: value for name, value in own.items() if name.startswith("val/")}
+    return {"metrics": tested or validated, "history": history, "summary": read}

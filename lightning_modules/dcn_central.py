@@ -16,11 +16,14 @@ from fedclust.clustering.statistics import (
     silhouette_sum,
 )
 from fedclust.data.tables import Table
+from fedclust.federation import checkpoint
 from fedclust.federation.client import Batch, Terms
 from fedclust.metrics import contingency_table
 from fedclust.random import seed_for
 from lightning_modules.dcn_base import CHUNK, DCNBase
 from lightning_modules.dcn_plan import LocalPlan, LossWeights
+
+_KEY = "fedclust_central"
 
 
 class CentralDCN(DCNBase):
@@ -61,6 +64,22 @@ class CentralDCN(DCNBase):
             self._target = torch.from_numpy(embedding.target)
         if not self.plan.pretrain_epochs and not bool(self.centers.any()):
             self.cluster_rows(data.train.x, seed=_seed(data, "kmeans"))
+
+    def on_save_checkpoint(self, saved: dict[str, Any]) -> None:
+        """Adds the seed and what tells the data from other data."""
+        data = self._data_module()
+        saved[_KEY] = {"seed": data.resolved_seed, **checkpoint.data_entries(data)}
+
+    def on_load_checkpoint(self, saved: dict[str, Any]) -> None:
+        """Compares with what `on_save_checkpoint` added, where a Trainer runs on such data.
+
+        Raises:
+            ValueError: If the checkpoint was written with another seed or other data.
+        """
+        data: Any = None if self._trainer is None else getattr(self._trainer, "datamodule", None)
+        if _KEY in saved and hasattr(data, "partition_record"):
+            checkpoint.compare(saved[_KEY], "seed", data.resolved_seed)
+            checkpoint.compare_data(saved[_KEY], data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Terms:
         """The loss and its terms on one batch {"x", "index"}; λ is 0 during the pretraining epochs."""

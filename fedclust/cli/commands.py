@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
+from fedclust.federation import checkpoint
 from fedclust.launch.arguments import prepare
 from fedclust.launch.errors import explain
 from fedclust.launch.parser import FedclustCLI
@@ -54,41 +53,41 @@ class _Run:
     def execute(self, arguments: Sequence[str]) -> None:
         prepared = prepare(self.command, arguments)
         self.cli = FedclustCLI(self.command, prepared.arguments, prepared.name)
-        checkpoint = self.cli.ckpt_path
-        if checkpoint is not None:
-            check_checkpoint(checkpoint)
-        getattr(self, self.command)(None if checkpoint is None else str(checkpoint))
+        path = self.cli.ckpt_path
+        if path is not None:
+            check_checkpoint(path)
+        getattr(self, self.command)(None if path is None else str(path))
 
     # -- commands -------------------------------------------------------------------------------------------------
 
-    def fit(self, checkpoint: str | None) -> None:
+    def fit(self, path: str | None) -> None:
         cli, recorder = self._parts()
-        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, **weights_only(cli.trainer.fit))
-        if _has_rows(cli.datamodule, "test"):
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=path, **weights_only(cli.trainer.fit))
+        if _has_rows(cli.datamodule, "test") and cli.trainer.limit_test_batches != 0:
             best = best_checkpoint(cli.trainer)
-            path = None if best is None else str(best)
+            chosen = None if best is None else str(best)
             cli.trainer.test(
-                cli.model, datamodule=cli.datamodule, ckpt_path=path, verbose=False, **weights_only(cli.trainer.test)
+                cli.model, datamodule=cli.datamodule, ckpt_path=chosen, verbose=False, **weights_only(cli.trainer.test)
             )
         _say(results_table(recorder.summary))
 
-    def validate(self, checkpoint: str | None) -> None:
-        self._evaluate("validate", checkpoint)
+    def validate(self, path: str | None) -> None:
+        self._evaluate("validate", path)
 
-    def test(self, checkpoint: str | None) -> None:
-        self._evaluate("test", checkpoint)
+    def test(self, path: str | None) -> None:
+        self._evaluate("test", path)
 
-    def predict(self, checkpoint: str | None) -> None:
+    def predict(self, path: str | None) -> None:
         cli, _ = self._parts()
         assert cli.run_directory is not None
-        path = cli.run_directory.path / "predictions.csv"
-        count = write_predictions(path, predict_rows(cli.trainer, cli.model, cli.datamodule, checkpoint))
-        _say(f"{count} rows in {path}")
+        file = cli.run_directory.path / "predictions.csv"
+        count = write_predictions(file, predict_rows(cli.trainer, cli.model, cli.datamodule, path))
+        _say(f"{count} rows in {file}")
 
-    def _evaluate(self, verb: str, checkpoint: str | None) -> None:
+    def _evaluate(self, verb: str, path: str | None) -> None:
         cli, recorder = self._parts()
         method = getattr(cli.trainer, verb)
-        method(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, **weights_only(method))
+        method(cli.model, datamodule=cli.datamodule, ckpt_path=path, verbose=False, **weights_only(method))
         _say(metrics_table(recorder.summary))
 
     # -- ends -----------------------------------------------------------------------------------------------------
@@ -122,14 +121,14 @@ class _Run:
 
 
 def check_checkpoint(path: Path) -> None:
-    """Raises ValueError if there is no checkpoint at `path`."""
+    """Raises ValueError if there is no whole checkpoint of a Trainer at `path`."""
     if not path.is_file():
         raise ValueError(f"--ckpt_path: there is no file {str(path)!r}")
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise ValueError(f"--ckpt_path: {path} is no checkpoint, or holds objects that are not loaded") from error
-    if not isinstance(saved, dict) or "state_dict" not in saved:
+        saved = checkpoint.read(path)
+    except ValueError as error:
+        raise ValueError(f"--ckpt_path: {error}") from error
+    if not isinstance(saved.get("state_dict"), dict) or "pytorch-lightning_version" not in saved:
         raise ValueError(f"--ckpt_path: {path} was not written by a Trainer")
 
 

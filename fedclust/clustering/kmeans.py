@@ -139,7 +139,7 @@ def assign(x: Array, centers: Array) -> Array:
     Raises:
         ValueError: for shapes that do not fit or non-finite values.
     """
-    labels = nearest(*_pair(x, centers))[0]
+    labels = _nearest(*_pair(x, centers))[0]
     return labels if isinstance(x, Tensor) else labels.numpy()
 
 
@@ -181,11 +181,11 @@ def _check(
 def _finish(rows: Tensor, centers: Tensor, start: Tensor | None, n_iter: int) -> KMeansResult:
     """Settle empty clusters, then label every row by the centres as they are returned."""
     centers = _merged(centers.to(rows.dtype), rows)
-    labels, distances = nearest(rows, centers)
+    labels, distances = _nearest(rows, centers)
     counts = torch.bincount(labels, minlength=len(centers))
     if start is not None and bool((counts == 0).any()):
         centers = _merged(torch.where((counts > 0)[:, None], centers, start), rows)
-        labels, distances = nearest(rows, centers)
+        labels, distances = _nearest(rows, centers)
         counts = torch.bincount(labels, minlength=len(centers))
     populated = counts > 0
     return KMeansResult(
@@ -196,6 +196,13 @@ def _finish(rows: Tensor, centers: Tensor, start: Tensor | None, n_iter: int) ->
         n_populated=int(populated.sum()),
         populated=populated,
     )
+
+
+def _nearest(rows: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """As `nearest`, in float64 where there is any: squares of float32 values overflow from 1e19 and vanish at 1e-23."""
+    if rows.device.type == "mps":
+        return nearest(rows, centers)
+    return nearest(rows.double(), centers.double())
 
 
 def _merged(centers: Tensor, rows: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 
 from fedclust.checks import fraction, positive_int, seed_value
+from fedclust.data.content import content_sums
 from fedclust.data.deal import Deal, deal_source
 from fedclust.data.loading import pooled_loader
 from fedclust.data.partition import Natural, Partition
@@ -84,6 +85,7 @@ class FederatedDataModule(pl.LightningDataModule):
             "image_channels": image_channels,
         }
         self._deal: Deal | None = None
+        self._content: Tensor | None = None
         self._resolved_seed = 0
 
     def setup(self, stage: str | None = None) -> None:
@@ -178,9 +180,19 @@ class FederatedDataModule(pl.LightningDataModule):
         Raises:
             ValueError: If there is no client of that number.
         """
-        if isinstance(client, bool) or not 0 <= client < self.n_clients:
+        if isinstance(client, bool) or not isinstance(client, int | np.integer) or not 0 <= client < self.n_clients:
             raise ValueError(f"client must be in 0..{self.n_clients - 1}, got {client!r}")
         return self._dealt.client(client)
+
+    @property
+    def content(self) -> Tensor | None:
+        """What tells these rows from others, see `fedclust.data.content`; None for features (`Encoded`).
+
+        Features differ between machines by more than rounding; the record of the partition names their encoder.
+        """
+        if self._content is None and self._dealt.encoder is None:
+            self._content = content_sums([self.train, self.val, self.test])
+        return self._content
 
     def partition_record(self) -> dict[str, Any]:
         """Everything needed to find each client's rows again, as values that go into JSON.

@@ -60,7 +60,7 @@ def read_npz(path: Path) -> RawData:
         ValueError: If it is no `.npz` of plain arrays, or its names are not the ones above.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
+        raise FileNotFoundError(f"no file {path.absolute()}")
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}

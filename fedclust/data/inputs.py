@@ -30,16 +30,23 @@ class Inputs:
         """Rows (n, *shape), float32, scaled as the training data was.
 
         Args:
-            x: (n, *shape) or flat (n, features): uint8 is divided by 255 where no scaling was fitted. A `Table` is
-                scaled already.
+            x: (n, *shape), images also with the channels last, or flat (n, features) in the order of `shape`: uint8 is
+                divided by 255 where no scaling is known. A `Table` is scaled already.
 
         Raises:
             ValueError: For another number of features, or values that are not finite.
         """
         if isinstance(x, Table):
             return x.x
-        values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        if isinstance(x, Tensor):
+            x = x.detach().cpu()
+            x = x.float() if x.dtype == torch.bfloat16 else x.numpy()
+        values = np.asarray(x)
+        if values.dtype.kind not in "bfiu":
+            raise ValueError(f"x must hold real numbers, not {values.dtype}")
         features = int(np.prod(self.shape))
+        if len(self.shape) == 3 and values.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape:
+            values = np.moveaxis(values, 3, 1)
         same = values.shape[1:] == (features,) or _without_ones(values.shape[1:]) == _without_ones(self.shape)
         if values.ndim < 2 or not same:
             flat = f" or (n, {features})" if len(self.shape) > 1 else ""

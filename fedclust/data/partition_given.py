@@ -125,6 +125,8 @@ class Natural(Partition):
         if ids is None:
             return
         self.ids = np.asarray(ids)
+        if self.ids.dtype.kind == "O" and all(isinstance(value, str) for value in self.ids.ravel()):
+            self.ids = self.ids.astype(str)  # a pandas column
         if self.ids.ndim != 1 or len(self.ids) == 0 or self.ids.dtype.kind not in "iuU":
             raise ValueError(
                 f"ids must be one whole number or string per row, got dtype {self.ids.dtype} and shape {self.ids.shape}"

@@ -112,15 +112,16 @@ def _read(source: str | Path, root: str | Path | None, image_size: int | None, i
     raise ValueError(
         f"source {str(source)!r} is neither a known name ({', '.join([*_READERS, 'image_folder'])}) "
         "nor a path to an .npz file or an image folder"
+        + ("" if path.is_absolute() else f"; there is no {path} in {Path.cwd()}")
     )
 
 
 def _digits(root: str | Path | None) -> RawData:
-    """scikit-learn's 1797 digits of 8 x 8 pixels; their values 0..16 are divided by 16. `root` is not needed."""
+    """scikit-learn's 1797 digits of 8 x 8 pixels with values 0..16. `root` is not needed."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    return RawData("digits", (bunch.images[:, None] / 16.0).astype(np.float32), bunch.target)
+    return RawData("digits", bunch.images[:, None].astype(np.float32), bunch.target, top=16.0)
 
 
 def _mnist(root: str | Path | None) -> RawData:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import torch
 
+from fedclust.data.content import same_content
 from fedclust.data.tables import Scaling
 from fedclust.federation.algorithm import State
 from fedclust.federation.errors import Failure
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 KEY = "fedclust"
 FORMAT = 1
+_WORDS = ("source", "partition", "transform", "val_fraction", "test_fraction")
+_ADVICE = "use the configuration and seed of the checkpoint's own run (leave --config out to take them)"
 
 
 def export(loop: FederatedLoop) -> dict[str, Any]:
@@ -32,7 +38,7 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
         "n_classes": loop.server.n_classes,
         "scaling": scaling_tensors(getattr(loop.backend.data, "scaling", None)),
         "seed": loop.resolved_seed,
-        "partition": partition_fingerprint(loop.backend.data),
+        **data_entries(loop.backend.data),
         "state": loop.state.to_flat(),
         "n_clients": loop.backend.data.n_clients,
         "clients": loop.backend.states.export(),
@@ -45,35 +51,91 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
 
 
 def restore(loop: FederatedLoop, saved: Mapping[str, Any]) -> State:
-    """Reads what `export` wrote into a loop that has been set up.
+    """Reads what `export` wrote into a loop that has been set up; notes where the client module is another one.
 
     Raises:
-        ValueError: If the checkpoint does not belong to this run's method, seed or partition.
+        ValueError: If the checkpoint does not belong to this run's method, seed, partition or data.
     """
     if KEY not in saved:
         raise ValueError("this checkpoint was not written by a federated run")
     entry = saved[KEY]
     if entry["format"] != FORMAT:
         raise ValueError(f"the checkpoint has format {entry['format']}; this version reads format {FORMAT}")
-    expected = {
-        "algorithm": class_path(type(loop.algorithm)),
-        "seed": loop.resolved_seed,
-        "partition": partition_fingerprint(loop.backend.data),
-    }
-    for name, value in expected.items():
-        if entry[name] != value:
-            raise ValueError(
-                f"the checkpoint was written with {name} {entry[name]!r}, this run has {value!r}; use the "
-                "configuration and seed of the checkpoint's own run (leave --config out to take them)"
-            )
+    compare(entry, "algorithm", class_path(type(loop.algorithm)))
+    compare(entry, "seed", loop.resolved_seed)
+    compare_data(entry, loop.backend.data)
     loop.backend.states.load(entry["clients"])
     loop.backend.traffic.load(entry["traffic"])
     server = loop.server
     server.seconds.update(entry["seconds"])
     server.notes[:] = list(dict.fromkeys([*entry["notes"], *server.notes]))
+    _note_changes(loop, entry)
     server.client_values.update(entry["client_values"])
     loop.backend.failures[:] = [Failure(**failure) for failure in entry["failures"]]
     return loop.algorithm.state_class.from_flat(entry["state"])
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a checkpoint file holds.
+
+    Raises:
+        ValueError: If the file is damaged, is no checkpoint, or holds objects that are not loaded.
+    """
+    try:
+        with ZipFile(path) as archive:  # torch.load does not look at the checksums
+            damaged = archive.testzip()
+    except BadZipFile as error:
+        raise ValueError(f"{path} is damaged or no checkpoint: it is no archive that torch.save wrote") from error
+    if damaged is not None:
+        raise ValueError(f"{path} is damaged: the checksum of its part {damaged} is wrong")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is no checkpoint, or holds objects that are not loaded: {reason}") from error
+    if not isinstance(saved, dict):
+        raise ValueError(f"{path} is no checkpoint: it holds a {type(saved).__name__}")
+    return saved
+
+
+def data_entries(data: Any) -> dict[str, Any]:
+    """What a checkpoint says of the data: a digest of the partition, the words for it, and sums of the rows."""
+    record = data.partition_record()
+    words = json.loads(json.dumps({name: record[name] for name in _WORDS}, default=str))
+    return {"partition": _digest(record), "data": words, "content": getattr(data, "content", None)}
+
+
+def compare(entry: Mapping[str, Any], name: str, value: Any) -> None:
+    """Raises ValueError if the checkpoint was written with another value."""
+    if entry[name] != value:
+        raise ValueError(f"the checkpoint was written with {name} {entry[name]!r}, this run has {value!r}; {_ADVICE}")
+
+
+def compare_data(entry: Mapping[str, Any], data: Any) -> None:
+    """Compares with what `data_entries` wrote; checkpoints of older versions say less.
+
+    Raises:
+        ValueError: If the checkpoint was written with other rows, or these dealt otherwise.
+    """
+    own = data_entries(data)
+    for name in entry.get("data", {}):
+        compare(entry["data"], name, own["data"][name])
+    compare(entry, "partition", own["partition"])
+    content = entry.get("content")
+    if content is not None and own["content"] is not None and not same_content(content, own["content"]):
+        raise ValueError(
+            "the checkpoint was written with other values of the rows: has their file changed, or are they scaled "
+            f"(--data.scale) or laid out (--data.layout) otherwise? {_ADVICE}"
+        )
+
+
+def _note_changes(loop: FederatedLoop, entry: Mapping[str, Any]) -> None:
+    """Notes the client module's arguments that the checkpoint's run had otherwise: they may be meant."""
+    known, own = entry["client_args"], plain_arguments(loop.client.hparams)
+    changed = [name for name in known if name in own and own[name] != known[name]]
+    if changed:
+        words = ", ".join(f"{name} {known[name]!r} (now {own[name]!r})" for name in changed)
+        loop.server.note(f"the checkpoint was written with other arguments of the client module: {words}")
 
 
 def class_path(cls: type) -> str:
@@ -112,7 +174,6 @@ def scaling_tensors(scaling: Scaling | None) -> dict[str, torch.Tensor] | None:
     return {"shift": torch.as_tensor(scaling.shift), "width": torch.as_tensor(scaling.width)}
 
 
-def partition_fingerprint(data: Any) -> str:
-    """A short digest of which rows each client holds."""
-    record = json.dumps(data.partition_record(), sort_keys=True, default=str)
-    return hashlib.blake2b(record.encode(), digest_size=8).hexdigest()
+def _digest(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -161,7 +161,7 @@ class FederatedLoop(pl.LightningModule):
         self.algorithm.check(self._server)
         if stage == "fit":
             names = self.algorithm.metric_names(data.n_classes is not None)
-            check_monitors(self.trainer, names | ROUND_METRICS if names else names)
+            check_monitors(self.trainer, names | ROUND_METRICS if names else names, len(data.val))
 
     def teardown(self, stage: str) -> None:
         """Ends what the backend runs beside this process; after a fit it stays for the test that mostly follows."""
@@ -264,10 +264,15 @@ class FederatedLoop(pl.LightningModule):
             yield
 
     def _evaluate(self, split: str) -> None:
+        failures = len(self.backend.failures)
         with self._round(self.current_epoch + (split == "val")), self.server.stage("evaluate"):
-            metrics = self.algorithm.evaluate(self.state, self.server, split)
+            found = self.algorithm.evaluate(self.state, self.server, split)
+        metrics = {f"{split}/{name}": value for name, value in found.items()}
         others = tuple(name for name in self.latest if not name.startswith(f"{split}/"))
-        self._log({f"{split}/{name}": value for name, value in metrics.items()}, keep=others)
+        failed = len(self.backend.failures) - failures
+        if failed and split == "val":  # of the round that is being validated
+            metrics["clients/failed"] = self.latest.get("clients/failed", 0.0) + failed
+        self._log(metrics, keep=others)
 
     def _log(self, metrics: Metrics, keep: tuple[str, ...]) -> None:
         """Logs metrics; of the former ones only those that start with an entry of `keep` are still the latest."""
@@ -284,6 +289,7 @@ class FederatedLoop(pl.LightningModule):
         keepers = [callback for callback in self.trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
         if self.server.quick or not keepers:
             return
+        keepers.sort(key=lambda keeper: keeper.filename != "last")  # the run's own, before a configured one
         directory = keepers[0].dirpath or str(Path(self.trainer.default_root_dir) / "checkpoints")
         self.trainer.save_checkpoint(Path(directory) / "start.ckpt")
 

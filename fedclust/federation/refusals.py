@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_lightning.callbacks import EarlyStopping, Timer
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from pytorch_lightning.trainer.states import TrainerFn
 
 from fedclust.federation.context import PRECISIONS
+
+# By name, because not every version of Lightning has all of them.
+_OF_AN_OPTIMISER = (
+    "BackboneFinetuning",
+    "BaseFinetuning",
+    "BatchSizeFinder",
+    "GradientAccumulationScheduler",
+    "LearningRateFinder",
+    "LearningRateMonitor",
+    "StochasticWeightAveraging",
+    "WeightAveraging",
+)
 
 
 def refuse_unusable_flags(trainer: Any) -> None:
@@ -54,6 +66,13 @@ def refuse_unusable_flags(trainer: Any) -> None:
             "trainer.val_check_interval: a round is the smallest step; use trainer.check_val_every_n_epoch",
         ),
         (bool(getattr(trainer, "barebones", False)), "trainer.barebones: the loop needs logging for its metrics"),
+        (
+            trainer.state.fn == TrainerFn.FITTING and trainer.limit_train_batches < 1,
+            f"trainer.limit_train_batches {trainer.limit_train_batches}: a round is one batch; set cohort_size or "
+            "participation of the loop",
+        ),
+        *_without_batches(trainer),
+        *_wrong_callbacks(trainer),
     ]
     refused = [text for wrong, text in reasons if wrong]
     if refused:
@@ -64,15 +83,49 @@ def _ends_by_itself(trainer: Any) -> bool:
     return any(isinstance(callback, EarlyStopping | Timer) for callback in trainer.callbacks)
 
 
-def check_monitors(trainer: Any, names: frozenset[str]) -> None:
+def _without_batches(trainer: Any) -> list[tuple[bool, str]]:
+    """A command that only evaluates needs something to evaluate."""
+    flags = {TrainerFn.VALIDATING: "val", TrainerFn.TESTING: "test", TrainerFn.PREDICTING: "predict"}
+    part = flags.get(trainer.state.fn)
+    if part is None:
+        return []
+    limit = getattr(trainer, f"limit_{part}_batches")
+    return [(limit == 0, f"trainer.limit_{part}_batches is 0: there would be nothing to do")]
+
+
+def _wrong_callbacks(trainer: Any) -> list[tuple[bool, str]]:
+    wrong = [
+        type(callback).__name__
+        for callback in trainer.callbacks
+        if any(kind.__name__ in _OF_AN_OPTIMISER for kind in type(callback).__mro__)
+    ]
+    return [
+        (True, f"trainer.callbacks: {name} acts on an optimizer of the Trainer, but those are in the clients' loops")
+        for name in wrong
+    ]
+
+
+def check_monitors(trainer: Any, names: frozenset[str], validation_rows: int) -> None:
     """Raises ValueError for a callback that monitors a metric which will not exist; lists those that will.
 
     Args:
         trainer: The Trainer with its callbacks.
         names: Metrics that will exist; empty if that is not known.
+        validation_rows: Rows to validate on, all clients together.
     """
-    for callback in trainer.callbacks:
+    # Those that choose and stop first: others, such as a progress bar, only follow them.
+    for callback in sorted(trainer.callbacks, key=lambda one: not isinstance(one, EarlyStopping | ModelCheckpoint)):
         monitor = getattr(callback, "monitor", None)
-        if names and isinstance(monitor, str) and monitor not in names:
-            kind = type(callback).__name__
+        if not isinstance(monitor, str):
+            continue
+        kind = type(callback).__name__
+        if names and monitor not in names:
             raise ValueError(f"{kind} monitors {monitor!r}, which will not exist; there are {', '.join(sorted(names))}")
+        # Its own class only: a run keeps its best round by a validation metric, or the last one where there is none.
+        if monitor.startswith("val/") and type(callback) in (EarlyStopping, ModelCheckpoint):
+            if not validation_rows:
+                raise ValueError(
+                    f"{kind} monitors {monitor!r}, but there are no validation rows: set data.val_fraction"
+                )
+            if trainer.limit_val_batches == 0:
+                raise ValueError(f"{kind} monitors {monitor!r}, but trainer.limit_val_batches is 0")

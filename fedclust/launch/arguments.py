@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from fedclust.launch.configs import find_config
 from fedclust.report.rundir import run_of_checkpoint
@@ -78,15 +80,31 @@ def _find_configs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         if following:
-            configs.append(find_config(argument))
+            configs.append(_checked(find_config(argument)))
             found.append(str(configs[-1]))
         elif flag in _CONFIG_FLAGS and equals:
-            configs.append(find_config(value))
+            configs.append(_checked(find_config(value)))
             found += [flag, str(configs[-1])]
         else:
             found.append(argument)
         following = not following and argument in _CONFIG_FLAGS
     return found, configs
+
+
+def _checked(path: Path) -> Path:
+    """Raises ValueError for a file that holds no keys; what keys and YAML may be, the parser knows."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"--config {path}: the file is no UTF-8 text ({error.reason} at byte {error.start})"
+        ) from error
+    except yaml.YAMLError:
+        return path
+    if not isinstance(content, Mapping):
+        found = "empty" if content is None else f"a {type(content).__name__}"
+        raise ValueError(f"--config {path}: the file is {found}; a configuration has keys such as model, data, trainer")
+    return path
 
 
 def _config_of(checkpoint: Path) -> Path:

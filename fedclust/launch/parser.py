@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import seed_everything
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks.timer import Interval
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 import fedclust
@@ -50,6 +52,8 @@ _KEEP_NULL = {"skip_unset" if _version() >= (4, 49) else "skip_none": False}
 # Stands for the run's directory, which does not exist yet when arguments are parsed.
 RUN_PLACEHOLDER = "{run}"
 _NEEDS_SAVE_DIR = ("CSVLogger", "TensorBoardLogger")
+# The default of Timer's `interval`, which YAML could not write otherwise.
+yaml.SafeDumper.add_representer(Interval, lambda dumper, value: dumper.represent_str(str(value.value)))
 
 
 class FedclustCLI(LightningCLI):
@@ -162,6 +166,7 @@ class FedclustCLI(LightningCLI):
         self.recorder = RunRecorder(
             directory.path, command=self.command, parent=self.parent, config=self._config_text, monitor=monitor
         )
+        self._note_other_seed()
         own: list[Callback] = [self.recorder]
         if settings["enable_checkpointing"] is not False:
             own += [BestCheckpoint(directory.checkpoints, monitor.name, monitor.mode)]
@@ -170,6 +175,14 @@ class FedclustCLI(LightningCLI):
         if settings["enable_progress_bar"] is not False and not has_bar:
             own.append(RoundProgress(monitor.name))
         return own + self.more_callbacks
+
+    def _note_other_seed(self) -> None:
+        assert self.recorder is not None
+        seed = getattr(self.datamodule, "seed", None)
+        if seed is not None and seed != self.config["seed_everything"]:
+            self.recorder.summary["notes"].append(
+                f"data.seed {seed} is the seed of the run; seed_everything {self.config['seed_everything']} is not used"
+            )
 
     def config_text(self) -> str:
         """The resolved configuration as YAML; it runs the same again."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
 
 from fedclust.report.files import write_csv, write_json, write_text
 from fedclust.report.selection import Monitor, best_checkpoint, checkpoint_round, choose_monitor, uses_labels
-from fedclust.report.summary import empty_summary
+from fedclust.report.summary import Counts, counts, empty_summary
 
 _OWN_ENTRY = ("bytes/", "seconds/", "test/")
 
@@ -66,7 +66,7 @@ class RunRecorder(Callback):
         self._config = config
         self._record: dict[str, Any] = {}
         self._validated = False
-        self._before_test = _Counts({}, {})
+        self._before_test = Counts({}, {})
         self._begin_time = time.perf_counter()
 
     # -- hooks ----------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class RunRecorder(Callback):
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begins a run that only tests; after a fit, notes the bytes and seconds that the checkpoint brought along."""
         self._begin(trainer, pl_module)
-        self._before_test = _counts(pl_module)
+        self._before_test = counts(pl_module)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Adds the test metrics."""
@@ -138,12 +138,15 @@ class RunRecorder(Callback):
         if isinstance(exception, RunStopped):
             self.summary["status"], self.summary["error"] = exception.status, None
             self.summary["notes"].append(str(exception))
-        if self.summary["command"] == "fit":
-            self._observe(pl_module)
-            if self.history:
-                self._select(trainer)
-            self._write_clients(pl_module)
-        self._write_summary()
+        try:
+            if self.summary["command"] == "fit":
+                self._observe(pl_module)
+                if self.history:
+                    self._select(trainer)
+                self._write_clients(pl_module)
+            self._write_summary()
+        except Exception as error:  # such as a full disk: what ended the run must still be told
+            rank_zero_warn(f"the end of the run could not be recorded: {type(error).__name__}: {error}")
 
     def state_dict(self) -> dict[str, Any]:
         """All rounds so far."""
@@ -235,7 +238,7 @@ class RunRecorder(Callback):
 
     def _add_test(self, module: Any) -> None:
         """Adds what the final test cost to the figures of the fit; the tested checkpoint may be an older round's."""
-        before, now = self._before_test, _counts(module)
+        before, now = self._before_test, counts(module)
         for action, both in now.bytes.items():
             known = self.summary["bytes"].setdefault(action, {"up": 0, "down": 0})
             for direction, count in both.items():
@@ -274,20 +277,6 @@ class RunRecorder(Callback):
     def _write_summary(self) -> None:
         if self.directory is not None:
             write_json(self.directory / "summary.json", self.summary)
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Bytes per action and seconds per stage."""
-
-    bytes: dict[str, dict[str, int]]
-    seconds: dict[str, float]
-
-
-def _counts(module: Any) -> _Counts:
-    if not hasattr(module, "byte_counts"):
-        return _Counts({}, {})
-    return _Counts(module.byte_counts(), dict(module.seconds))
 
 
 def _metrics(trainer: pl.Trainer, module: pl.LightningModule) -> dict[str, float]:

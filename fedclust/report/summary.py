@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypedDict
 
@@ -104,3 +105,18 @@ def versions() -> dict[str, str]:
 def totals(counts: Mapping[str, Mapping[str, int]]) -> tuple[int, int]:
     """Bytes up and down over all actions."""
     return sum(both["up"] for both in counts.values()), sum(both["down"] for both in counts.values())
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Bytes per action and seconds per stage."""
+
+    bytes: dict[str, dict[str, int]]
+    seconds: dict[str, float]
+
+
+def counts(module: Any) -> Counts:
+    """What a federated loop has counted so far; nothing of any other module."""
+    if not hasattr(module, "byte_counts"):
+        return Counts({}, {})
+    return Counts(module.byte_counts(), dict(module.seconds))
