@@ -34,6 +34,14 @@ Mean ± sample standard deviation over the seeds, test split. ACC to DBI: stoppe
 no labels. "label stop": selected by validation accuracy among the same rounds, which uses labels, as the paper did.
 rounds: until the label-free stop. Written by `python benchmarks/reproduce_feddcn.py --table`.
 """
+GRID = ("paper", "isotropic_assigned", "diagonal_within_sigma", "diagonal_assigned")
+GRID_INTRO = """
+## The sampling grid after equally many rounds
+
+One seed; of each run's first rounds, as many as the shortest of them has, the one with the best `val/dbi`; test split.
+
+| data | scenario | clients | variant | seed | of rounds | round | ACC | NMI |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 def write_table(folder: Path) -> str:
@@ -46,7 +54,8 @@ def write_table(folder: Path) -> str:
         cells[run["dataset"], run["scenario"], run["clients"], run["variant"]].append(run)
     lines = [INTRO, HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
     lines += [_line(cell, runs) for cell, runs in sorted(cells.items())]
-    text = "\n".join(lines) + "\n"
+    grid = _grid(cells)
+    text = "\n".join([*lines, *([GRID_INTRO, *grid] if grid else [])]) + "\n"
     (folder / "feddcn.md").write_text(text)
     return text
 
@@ -64,6 +73,25 @@ def _line(cell: tuple[str, str, int, str], runs: list[dict[str, Any]]) -> str:
         f"{paper[0]} ({paper[1]})" if paper[0] else "", f"{paper[2]} ({paper[3]})" if paper[2] else "",
     ]  # fmt: skip
     return "| " + " | ".join(columns) + " |"
+
+
+def _grid(cells: dict[tuple[str, str, int, str], list[dict[str, Any]]]) -> list[str]:
+    """Rows of the second table: seed 0 of the whole grids whose runs differ in length."""
+    lines = []
+    for dataset, scenario, clients in sorted({cell[:3] for cell in cells}):
+        found = {
+            name: run for name in GRID for run in cells.get((dataset, scenario, clients, name), []) if run["seed"] == 0
+        }
+        rounds = min((run["rounds_run"] for run in found.values()), default=0)
+        if set(found) != set(GRID) or all(run["rounds_run"] == rounds for run in found.values()):
+            continue
+        for name, run in found.items():
+            best = min(run["history"][:rounds], key=lambda row: row["val/dbi"])
+            lines.append(
+                f"| {dataset} | {scenario} | {clients} | {name} | 0 | {rounds} | {best['round']} "
+                f"| {best['test/acc']:.3f} | {best['test/nmi']:.3f} |"
+            )
+    return lines
 
 
 def _whole(values: Any) -> str:
