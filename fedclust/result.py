@@ -116,9 +116,9 @@ class Result:
 
         Args:
             x: Rows as the data source had them, (n, *input_shape), or images with the channels last, or flat (n,
-                features) in the order of `input_shape`, channels first. They are scaled as the training rows were:
-                uint8 divided by 255, the digits by 16, by the fitted "minmax" or "standard", all else not at all. Or a
-                `Table` of a data module, such as `data.test`, whose rows are scaled already.
+                features) in the order of `input_shape`, channels first. uint8 is divided by 255, a fitted scaling
+                ("minmax", "standard") is applied, all else is taken as it is: digits come divided by 16 from their
+                source. Or a `Table` of a data module, such as `data.test`, whose rows are scaled already.
             client: Whose model to use; needed where each client or cluster has a model of its own.
             cluster: Which cluster's model to use instead, such as the one that `assign` gave.
 
@@ -177,7 +177,9 @@ class Result:
     def _inputs(self) -> Inputs:
         saved = self.entry["scaling"]
         scaling = None if saved is None else Scaling(saved["shift"].numpy(), saved["width"].numpy())
-        return Inputs(tuple(self.entry["input_shape"]), self.entry["n_classes"], scaling)
+        limits = self.entry.get("limits")
+        known = None if limits is None else (limits[0], limits[1])
+        return Inputs(tuple(self.entry["input_shape"]), self.entry["n_classes"], scaling, known)
 
     def _new_module(self) -> ClientModule:
         module = made_from(type(self.module), self.entry["client_args"])

@@ -196,7 +196,7 @@ def test_wrong_inputs_are_refused(federate: Any) -> None:
     result, _ = image_result(federate, np.random.default_rng(0).random((60, 2, 4, 3)).astype(np.float32))
     shape = result.entry["input_shape"]
     assert shape == [3, 2, 4]
-    for bad in (np.zeros((5, 23)), np.zeros(24), np.zeros((5, 2, 4, 3)), np.zeros((5, 4, 6)), 3.0):
+    for bad in (np.zeros((5, 23)), np.zeros(24), np.zeros((5, 4, 2, 3)), np.zeros((5, 4, 6)), 3.0):
         with pytest.raises(ValueError, match=r"x must have shape \(n, 3, 2, 4\) or \(n, 24\)"):
             result.predict(bad)
     x = np.zeros((4, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,18 @@ def blobs(shape: tuple[int, ...] = (4,), **settings: Any) -> fedclust.FederatedD
     return fedclust.FederatedDataModule(arrays, seed=0, **settings)
 
 
-def test_digits_are_scaled_in_predict_as_they_were_in_training() -> None:
+def test_rows_that_are_not_scaled_as_those_of_training_are_told() -> None:
     from sklearn.datasets import load_digits
 
     data = fedclust.FederatedDataModule("digits", seed=0)
     result = small(data)
     raw = load_digits().images[data.test.rows]
-    assert data.test.x.max() == 1.0
-    np.testing.assert_array_equal(result.predict(raw), result.predict(data.test))
-    np.testing.assert_array_equal(result.predict(raw.reshape(len(raw), 64)), result.predict(data.test))
+    with pytest.warns(UserWarning, match="x runs from 0 to 16, the training rows from 0 to 1: scale x as they were"):
+        result.predict(raw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_array_equal(result.predict(raw / 16), result.predict(data.test))
+        result.predict(raw / 16 * 1.5)
 
 
 def test_images_with_the_channels_last_are_brought_into_order() -> None:

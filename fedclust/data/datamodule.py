@@ -86,6 +86,7 @@ class FederatedDataModule(pl.LightningDataModule):
         }
         self._deal: Deal | None = None
         self._content: Tensor | None = None
+        self._limits: tuple[float, float] | None = None
         self._resolved_seed = 0
 
     def setup(self, stage: str | None = None) -> None:
@@ -193,6 +194,14 @@ class FederatedDataModule(pl.LightningDataModule):
         if self._content is None and self._dealt.encoder is None:
             self._content = content_sums([self.train, self.val, self.test])
         return self._content
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Smallest and largest value of the training rows, after scaling."""
+        if self._limits is None:
+            low, high = self.train.x.aminmax()
+            self._limits = (float(low), float(high))
+        return self._limits
 
     def partition_record(self) -> dict[str, Any]:
         """Everything needed to find each client's rows again, as values that go into JSON.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,13 @@ class Inputs:
         shape: Shape of one row.
         n_classes: Number of classes, None without labels.
         scaling: The scaling fitted to the training data, or None.
+        limits: Smallest and largest value of the training rows; None if that is not known.
     """
 
     shape: tuple[int, ...]
     n_classes: int | None
     scaling: Scaling | None
+    limits: tuple[float, float] | None = None
 
     def rows(self, x: Any) -> Tensor:
         """Rows (n, *shape), float32, scaled as the training data was.
@@ -60,7 +63,21 @@ class Inputs:
         bad = ~np.isfinite(values.reshape(len(values), features)).all(axis=1)
         if bad.any():
             raise ValueError(f"{int(bad.sum())} rows of x hold NaN or infinite values, first row {int(bad.argmax())}")
+        self._compare(values)
         return torch.from_numpy(values)
+
+    def _compare(self, values: np.ndarray[Any, Any]) -> None:
+        """Warns where values lie so far outside that they can hardly be scaled as the training rows were."""
+        if self.limits is None or not len(values):
+            return
+        low, high = self.limits
+        least, most = float(values.min()), float(values.max())
+        if least < 2 * low - high or most > 2 * high - low:
+            warnings.warn(
+                f"x runs from {least:.4g} to {most:.4g}, the training rows from {low:.4g} to {high:.4g}: scale x as "
+                "they were (images to [0, 1])",
+                stacklevel=4,
+            )
 
     def client(self, new_client: Any) -> ClientData:
         """A client's rows, all of them for training.

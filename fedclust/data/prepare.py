@@ -1,10 +1,10 @@
 """From raw arrays to a `Source`: layout, finite check, labels, hold-out, scaling. The one place where values change.
 
-Scaling, `scale="auto"`: uint8 values are divided by 255 and those of the digits by 16; other floats are taken as they
-are, with a warning when they leave [0, 1]. `"minmax"` maps every feature to [0, 1] and `"standard"` to mean 0 and
-standard deviation 1, both with the statistics of the pooled training rows, the later validation rows among them (test
-values may leave [0, 1]); a constant feature becomes 0. `"none"` changes nothing. The result is float32, the same for
-``(n, 28, 28)``, ``(n, 1, 28, 28)`` and flat ``(n, 784)`` inputs.
+Scaling, `scale="auto"`: uint8 values are divided by 255; floats are taken as they are, with a warning when they leave
+[0, 1]. `"minmax"` maps every feature to [0, 1] and `"standard"` to mean 0 and standard deviation 1, both with the
+statistics of the pooled training rows, the later validation rows among them (test values may leave [0, 1]); a constant
+feature becomes 0. `"none"` changes nothing. The result is float32, the same for ``(n, 28, 28)``, ``(n, 1, 28, 28)`` and
+flat ``(n, 784)`` inputs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class RawData:
     ids: AnyArray | None = None
     test_ids: AnyArray | None = None
     class_names: list[str] | None = None  # of labels that are 0..C-1 already
-    top: float | None = None  # scale="auto" divides by it; None: by 255 where values are uint8
 
 
 def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", test_fraction: float = 0.2) -> Source:
@@ -81,7 +80,7 @@ def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", tes
         x_test, y_test = x[test], None if y is None else y[test]
         x, y = (x, y) if len(test) == 0 else (x[train], None if y is None else y[train])
         test_ids = None if raw.ids is None else raw.ids[test]
-    train_x, test_x, scaling = scale_inputs(raw.name, x, x_test, scale, raw.top)
+    train_x, test_x, scaling = scale_inputs(raw.name, x, x_test, scale)
     return Source(
         name=raw.name,
         train=_table(train_x, y, train),
@@ -225,27 +224,8 @@ def _channels_are_last(x: AnyArray, layout: str) -> bool:
     return layout == "channels_last"
 
 
-def scale_inputs(
-    name: str, x: AnyArray, x_test: AnyArray, scale: str, top: float | None = None
-) -> tuple[AnyArray, AnyArray, Scaling | None]:
-    """Scale train and test inputs to float32; see the module's text. Statistics come from `x` alone.
-
-    Args:
-        name: Name of the source, for messages.
-        x: Training rows.
-        x_test: Test rows.
-        scale: One of `SCALES`.
-        top: What "auto" divides by, where the reader knows it.
-
-    Returns:
-        Training rows, test rows, and how new rows are scaled likewise; None where only uint8 values would change.
-
-    Raises:
-        ValueError: If only one of the two is uint8.
-    """
-    if scale == "auto" and top is not None:
-        scaling = Scaling(np.zeros(x.shape[1:]), np.full(x.shape[1:], top))
-        return scaling.apply(x), scaling.apply(x_test), scaling
+def scale_inputs(name: str, x: AnyArray, x_test: AnyArray, scale: str) -> tuple[AnyArray, AnyArray, Scaling | None]:
+    """Scale train and test inputs to float32; see the module's text. Statistics come from `x` alone."""
     if scale in ("minmax", "standard"):
         wide = x.astype(np.float64)
         shift = wide.min(axis=0) if scale == "minmax" else wide.mean(axis=0)

@@ -117,11 +117,11 @@ def _read(source: str | Path, root: str | Path | None, image_size: int | None, i
 
 
 def _digits(root: str | Path | None) -> RawData:
-    """scikit-learn's 1797 digits of 8 x 8 pixels with values 0..16. `root` is not needed."""
+    """scikit-learn's 1797 digits of 8 x 8 pixels; their values 0..16 are divided by 16. `root` is not needed."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    return RawData("digits", bunch.images[:, None].astype(np.float32), bunch.target, top=16.0)
+    return RawData("digits", (bunch.images[:, None] / 16.0).astype(np.float32), bunch.target)
 
 
 def _mnist(root: str | Path | None) -> RawData:

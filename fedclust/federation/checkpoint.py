@@ -37,6 +37,7 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
         "input_shape": list(loop.server.input_shape),
         "n_classes": loop.server.n_classes,
         "scaling": scaling_tensors(getattr(loop.backend.data, "scaling", None)),
+        "limits": getattr(loop.backend.data, "limits", None),
         "seed": loop.resolved_seed,
         **data_entries(loop.backend.data),
         "state": loop.state.to_flat(),
