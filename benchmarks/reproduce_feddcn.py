@@ -25,6 +25,7 @@ import common
 import pytorch_lightning as pl
 import yaml
 from common import RESULTS, ROOT, WORK
+from feddcn_optima import optima
 from feddcn_table import write_table
 
 from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess
@@ -101,32 +102,37 @@ def settings(dataset: str, scenario: str) -> dict[str, Any]:
     return dict(yaml.safe_load((ROOT / "configs" / f"{stem}.yaml").read_text()))
 
 
+def make_data(options: argparse.Namespace, seed: int) -> FederatedDataModule:
+    """The clients of one cell; the number of clients is the command's."""
+    given = settings(options.dataset, options.scenario)["data"]["init_args"]["partition"]["init_args"]
+    partition = Dirichlet(**{**given, "n_clients": options.clients})
+    return FederatedDataModule(source=options.dataset, root=options.root, partition=partition, seed=seed)
+
+
 def run(options: argparse.Namespace, seed: int, work: Path) -> dict[str, Any]:
     """One run; returns what its JSON holds."""
     config = settings(options.dataset, options.scenario)
-    loop_args, data_args = config["model"]["init_args"], config["data"]["init_args"]
+    loop_args = config["model"]["init_args"]
     algorithm = {**loop_args["algorithm"]["init_args"], **VARIANTS[options.variant]}
-    partition = {**data_args["partition"]["init_args"], "n_clients": options.clients}
     rounds = options.rounds or config["trainer"]["max_epochs"]
-    data = FederatedDataModule(
-        source=options.dataset, root=options.root, partition=Dirichlet(**partition), seed=seed
-    )  # fmt: skip
-    loop = FederatedLoop(
-        FedDCN(**algorithm), DCN(**loop_args["client"]["init_args"]), InProcess(threads=options.threads)
-    )
+    data = make_data(options, seed)
+    module = DCN(**loop_args["client"]["init_args"])
+    loop = FederatedLoop(FedDCN(**algorithm), module, InProcess(threads=options.threads))
     free = Monitor("val/dbi", -1, options.patience)
     labelled = Monitor("val/acc", +1, options.patience)
     history = History([free, labelled])
     trainer = common.make_trainer(rounds, options.precision, work, [history])
     trainer.fit(loop, datamodule=data, ckpt_path=common.checkpoint_in(work))
     seconds = sum(loop.seconds.values())
+    loop.algorithm.module_for(loop.state, module)
     return {
         "dataset": options.dataset, "scenario": options.scenario, "clients": options.clients,
         "variant": options.variant, "seed": seed, **chosen(history, free, uses_labels=False),
         "label_based": chosen(history, labelled, uses_labels=True), "rounds_run": len(history.rows),
         "seconds": round(seconds, 1), "stages": {name: round(value, 1) for name, value in loop.seconds.items()},
         "precision": options.precision, "threads": options.threads, "algorithm": algorithm,
-        "client": loop_args["client"]["init_args"], "partition": partition, "bytes": loop.byte_counts(),
+        "client": loop_args["client"]["init_args"], "partition": data.partition.describe()["args"],
+        "optima": optima(module, data), "bytes": loop.byte_counts(),
         "notes": loop.notes, "versions": versions(), "history": history.rows,
     }  # fmt: skip
 
