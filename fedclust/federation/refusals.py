@@ -68,7 +68,7 @@ def refuse_unusable_flags(trainer: Any) -> None:
         (bool(getattr(trainer, "barebones", False)), "trainer.barebones: the loop needs logging for its metrics"),
         (
             trainer.state.fn == TrainerFn.FITTING and trainer.limit_train_batches < 1,
-            f"trainer.limit_train_batches {trainer.limit_train_batches}: a round is one batch; set cohort_size or "
+            f"trainer.limit_train_batches {trainer.limit_train_batches:g}: a round is one batch; set cohort_size or "
             "participation of the loop",
         ),
         *_without_batches(trainer),
