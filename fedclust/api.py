@@ -89,6 +89,8 @@ def federate(
         raise ValueError(f"directory {str(directory)!r} is not empty; every run needs a directory of its own")
     loop = FederatedLoop(algorithm, client, backend, cohort_size, participation)
     chosen = Monitor(*(algorithm.default_monitor if monitor is None else (monitor, mode)))
+    if monitor is not None and monitor.startswith("val/") and not len(data.val):
+        raise ValueError(f"monitor {monitor!r} needs validation rows; val_fraction is {data.val_fraction}")
     with ExitStack() as stack:
         stack.callback(loop.backend.close)
         folder = Path(directory or stack.enter_context(tempfile.TemporaryDirectory(prefix="fedclust-")))
@@ -123,8 +125,10 @@ def _check_parts(*parts: Any) -> None:
     for (name, kind), part in zip(kinds.items(), parts, strict=True):
         if not isinstance(part, kind):
             found = part.__name__ if isinstance(part, type) else type(part).__name__
-            called = "the class " if isinstance(part, type) else "a "
-            raise TypeError(f"{name} must be a {kind.__name__}, not {called}{found}; federate(algorithm, client, data)")
+            called = "the class " if isinstance(part, type) else "of "
+            raise TypeError(
+                f"{name} must be an instance of {kind.__name__}, not {called}{found}; federate(algorithm, client, data)"
+            )
 
 
 def _selection(chosen: Monitor, patience: int | None, checkpoints: Path, data: FederatedDataModule) -> list[Callback]:

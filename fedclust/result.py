@@ -129,14 +129,14 @@ class Result:
             ValueError: For another number of features, values that are not finite, an unknown client, or none where
                 one is needed.
         """
-        return self._assignments(x, client, cluster)[0].numpy()
+        return self._assignments(self._inputs().rows(x), client, cluster)[0].numpy()
 
     def distances(self, x: Any, client: int | None = None, *, cluster: int | None = None) -> np.ndarray[Any, Any]:
         """Distance of every row to its cluster's centre in the latent space, (n,) float32.
 
         Where the method learns classes: one minus the predicted class's probability.
         """
-        return self._assignments(x, client, cluster)[1].numpy()
+        return self._assignments(self._inputs().rows(x), client, cluster)[1].numpy()
 
     def transform(self, x: Any) -> np.ndarray[Any, Any]:
         """Latents of every row, (n, latent_dim) float32.
@@ -186,7 +186,7 @@ class Result:
         module.build(tuple(self.entry["input_shape"]), self.entry["n_classes"])
         return module
 
-    def _assignments(self, x: Any, client: int | None, cluster: int | None) -> tuple[Tensor, Tensor]:
+    def _assignments(self, rows: Tensor, client: int | None, cluster: int | None) -> tuple[Tensor, Tensor]:
         if client is not None and cluster is not None:
             raise ValueError("give a client or a cluster, not both")
         if client is None and cluster is None and self.algorithm.personal:
@@ -199,7 +199,7 @@ class Result:
             module = self.module_of(client)
         elif cluster is not None:
             module = self.module_of_cluster(cluster)
-        labels, distances = module.assignments(self._inputs().rows(x))
+        labels, distances = module.assignments(rows)
         return labels, distances
 
 
@@ -212,7 +212,7 @@ def load(path: str | Path) -> Result:
     """
     path = _checkpoint_in(Path(path))
     saved = checkpoint.read(path)
-    if KEY not in saved:
+    if not isinstance(saved.get(KEY), dict):
         raise ValueError(f"{path} was not written by a federated run")
     entry = saved[KEY]
     if entry.get("format") != FORMAT:
@@ -220,8 +220,9 @@ def load(path: str | Path) -> Result:
     try:
         if _EXTRAS in saved:
             return result_from(entry, saved[_EXTRAS])
-        rounds = saved["epoch"] + 1 if saved["global_step"] else 0
-        return result_from(entry, {"notes": entry["notes"], **_recorded(path.parent.parent, rounds)})
+        # One step of the Trainer is one round; its epoch is one behind while a round is being saved, but not later.
+        recorded = _recorded(path.parent.parent, saved["global_step"])
+        return result_from(entry, {"notes": entry["notes"], **recorded})
     except (LookupError, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}, or a file of its run, is damaged: {type(error).__name__} {error}") from error
 

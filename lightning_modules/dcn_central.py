@@ -66,9 +66,10 @@ class CentralDCN(DCNBase):
             self.cluster_rows(data.train.x, seed=_seed(data, "kmeans"))
 
     def on_save_checkpoint(self, saved: dict[str, Any]) -> None:
-        """Adds the seed and what tells the data from other data."""
-        data = self._data_module()
-        saved[_KEY] = {"seed": data.resolved_seed, **checkpoint.data_entries(data)}
+        """Adds the seed and what tells the data from other data, where the data module says it."""
+        data = self._told_data()
+        if data is not None:
+            saved[_KEY] = {"seed": data.resolved_seed, **checkpoint.data_entries(data)}
 
     def on_load_checkpoint(self, saved: dict[str, Any]) -> None:
         """Compares with what `on_save_checkpoint` added, where a Trainer runs on such data.
@@ -76,8 +77,8 @@ class CentralDCN(DCNBase):
         Raises:
             ValueError: If the checkpoint was written with another seed or other data.
         """
-        data: Any = None if self._trainer is None else getattr(self._trainer, "datamodule", None)
-        if _KEY in saved and hasattr(data, "partition_record"):
+        data = self._told_data()
+        if _KEY in saved and data is not None:
             checkpoint.compare(saved[_KEY], "seed", data.resolved_seed)
             checkpoint.compare_data(saved[_KEY], data)
 
@@ -119,6 +120,10 @@ class CentralDCN(DCNBase):
 
     def _last_epoch(self) -> bool:
         return self.trainer.max_epochs is not None and self.current_epoch + 1 >= self.trainer.max_epochs
+
+    def _told_data(self) -> Any | None:
+        data: Any = None if self._trainer is None else getattr(self._trainer, "datamodule", None)
+        return data if hasattr(data, "partition_record") else None
 
     def _data_module(self) -> Any:
         data = getattr(self.trainer, "datamodule", None)

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
+from damage import flip_a_bit
 
 import fedclust
 import lightning_modules
 from fedclust.clustering.kmeans import assign, kmeans, torch_kmeans
 from fedclust.data.content import content_sums, same_content
-from fedclust.data.tables import Table
+from fedclust.data.tables import Source, Table
 from fedclust.metrics import contingency_table, scores_from_contingency
 from fedclust.report.recorder import RunRecorder
 
@@ -59,6 +61,9 @@ def test_types_of_rows_from_outside() -> None:
     result = small(blobs())
     x = torch.rand(5, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
     np.testing.assert_array_equal(result.predict(x), result.predict(x.float().numpy()))
+    np.testing.assert_array_equal(result.predict(x.float().numpy().astype(object)), result.predict(x))
+    with pytest.raises(ValueError, match="x must hold real numbers: could not convert string to float"):
+        result.predict(np.array([["a", 1, 2, 3]], dtype=object))
     with pytest.raises(ValueError, match="x must hold real numbers, not complex64"):
         result.predict(x.to(torch.complex64))
 
@@ -78,10 +83,8 @@ def test_a_checkpoint_brings_the_metrics_of_its_own_round(tmp_path: Path) -> Non
 
 def test_a_damaged_file_is_not_loaded(tmp_path: Path) -> None:
     path = small(blobs()).save(tmp_path / "result.pt")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"result\.pt is damaged: the checksum of its part"):
+    flip_a_bit(path)
+    with pytest.raises(ValueError, match=r"result\.pt is damaged .* of its part"):
         fedclust.load(path)
     torch.save({"fedclust": {"format": 1}}, path)
     with pytest.raises(ValueError, match=r"result\.pt, or a file of its run, is damaged: KeyError"):
@@ -92,12 +95,55 @@ def test_a_damaged_file_is_not_loaded(tmp_path: Path) -> None:
 
 def test_parts_in_the_wrong_places_are_told() -> None:
     data, module = blobs(), lightning_modules.DCN(n_clusters=2)
-    with pytest.raises(TypeError, match="algorithm must be a Algorithm, not a DCN"):
+    with pytest.raises(TypeError, match="algorithm must be an instance of Algorithm, not of DCN"):
         fedclust.federate(module, fedclust.FedDCN(), data)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="algorithm must be a Algorithm, not the class FedDCN"):
+    with pytest.raises(TypeError, match="algorithm must be an instance of Algorithm, not the class FedDCN"):
         fedclust.federate(fedclust.FedDCN, module, data)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"client must be in 0\.\.1, got '1'"):
         data.client("1")  # type: ignore[arg-type]
+
+
+def test_a_monitor_needs_validation_rows() -> None:
+    with pytest.raises(ValueError, match="monitor 'val/dbi' needs validation rows; val_fraction is 0"):
+        small(blobs(val_fraction=0.0), monitor="val/dbi")
+
+
+def test_the_last_round_keeps_its_metrics_where_nothing_is_validated(tmp_path: Path) -> None:
+    result = small(blobs(val_fraction=0.0), directory=tmp_path / "run")
+    assert fedclust.load(tmp_path / "run" / "checkpoints" / "selected.ckpt").metrics == result.metrics != {}
+
+
+def test_rows_that_are_not_finite_stay_the_same_rows() -> None:
+    x = torch.rand(80, 4, generator=torch.Generator().manual_seed(0))
+    source = Source("holes", Table(x, None, np.arange(80)), None)
+    source.train.x[3, 1] = torch.nan
+
+    class Filled(lightning_modules.DCN):
+        def encode(self, x: torch.Tensor) -> torch.Tensor:
+            return super().encode(x.nan_to_num())
+
+        def terms(self, batch: Any, *arguments: Any, **more: Any) -> Any:
+            return super().terms({**batch, "x": batch["x"].nan_to_num()}, *arguments, **more)
+
+    data = fedclust.FederatedDataModule(source, fedclust.Iid(2), seed=0)
+    module = Filled(n_clusters=2, hidden_dims=[4], latent_dim=2)
+    assert fedclust.federate(fedclust.FedDCN(**QUICK), module, data, rounds=1, progress=False).metrics
+
+
+def test_a_central_run_on_other_loaders_can_be_saved(tmp_path: Path) -> None:
+    data = blobs()
+    module = lightning_modules.DCN(n_clusters=2, hidden_dims=[4], latent_dim=2, geometry_weight=0.0, pretrain_epochs=0)
+    module.build((4,), None)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.test(module, dataloaders=data.test_dataloader(), verbose=False)
+    trainer.save_checkpoint(tmp_path / "central.ckpt")
+    assert (tmp_path / "central.ckpt").is_file()
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
@@ -150,10 +196,17 @@ def test_content_tells_values_order_and_labels_but_not_rounding() -> None:
     own = sums(x, y)
     order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
     changed = x.clone()
-    changed[7, 3] += 0.01
-    assert same_content(own, sums(torch.nextafter(x, x + 1), y))
-    assert not same_content(own, sums(changed, y))
-    assert not same_content(own, sums(x[order], y[order]))
-    assert not same_content(own, sums(x[:, [1, 0, 2, 3, 4, 5]], y))
-    assert not same_content(own, sums(x, y.flip(0)))
-    assert not same_content(own, sums(x[:, :5], y))
+    changed[7, 3] += 1 / 255
+    other_label = y.clone()
+    other_label[5] = (other_label[5] + 1) % 3
+    up = torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    assert same_content(own[0], sums(torch.where(up, torch.nextafter(x, x + 1), torch.nextafter(x, x - 1)), y))
+    assert not same_content(own[0], sums(x, other_label))
+    missing = x.clone()
+    missing[0, 0] = torch.nan
+    assert same_content(sums(missing, y)[0], sums(missing, y))
+    assert not same_content(own[0], sums(changed, y))
+    assert not same_content(own[0], sums(x[order], y[order]))
+    assert not same_content(own[0], sums(x[:, [1, 0, 2, 3, 4, 5]], y))
+    assert not same_content(own[0], sums(x, y.flip(0)))
+    assert not same_content(own[0], sums(x[:, :5], y))

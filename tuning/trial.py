@@ -17,7 +17,6 @@ from fedclust.launch.errors import explain
 from fedclust.launch.parser import FedclustCLI
 from fedclust.launch.process import borrowed_process
 from fedclust.report.predictions import weights_only
-from fedclust.report.selection import best_checkpoint
 from tuning.blueprint import Blueprint
 from tuning.objectives import NoSuchMetricError, value_of
 from tuning.parameters import Value
@@ -143,11 +142,8 @@ class _Run:
         cli = self.cli = FedclustCLI("fit", prepared.arguments, name, [] if reporter is None else [reporter])
         data = shared.data_for(cli.config, cli.datamodule)
         cli.trainer.fit(cli.model, datamodule=data, **weights_only(cli.trainer.fit))
-        if reporter is None and len(getattr(data, "test", ())):
-            best = best_checkpoint(cli.trainer)
-            path = None if best is None else str(best)
-            method = cli.trainer.test
-            method(cli.model, datamodule=data, ckpt_path=path, verbose=False, **weights_only(method))
+        if reporter is None:
+            cli.test_selected(data)
 
     def outcome(self, state: str, reason: str | None = None, detail: str | None = None) -> Outcome:
         """What the run recorded."""

@@ -16,7 +16,6 @@ from fedclust.launch.errors import explain
 from fedclust.launch.parser import FedclustCLI
 from fedclust.launch.process import borrowed_process
 from fedclust.report.predictions import predict_rows, weights_only, write_predictions
-from fedclust.report.selection import best_checkpoint
 from fedclust.report.table import metrics_table, results_table
 
 
@@ -63,12 +62,7 @@ class _Run:
     def fit(self, path: str | None) -> None:
         cli, recorder = self._parts()
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=path, **weights_only(cli.trainer.fit))
-        if _has_rows(cli.datamodule, "test") and cli.trainer.limit_test_batches != 0:
-            best = best_checkpoint(cli.trainer)
-            chosen = None if best is None else str(best)
-            cli.trainer.test(
-                cli.model, datamodule=cli.datamodule, ckpt_path=chosen, verbose=False, **weights_only(cli.trainer.test)
-            )
+        cli.test_selected(cli.datamodule)
         _say(results_table(recorder.summary))
 
     def validate(self, path: str | None) -> None:
@@ -130,10 +124,6 @@ def check_checkpoint(path: Path) -> None:
         raise ValueError(f"--ckpt_path: {error}") from error
     if not isinstance(saved.get("state_dict"), dict) or "pytorch-lightning_version" not in saved:
         raise ValueError(f"--ckpt_path: {path} was not written by a Trainer")
-
-
-def _has_rows(data: Any, split: str) -> bool:
-    return not hasattr(data, split) or len(getattr(data, split)) > 0
 
 
 def _say(text: str) -> None:

@@ -47,7 +47,7 @@ def lloyd(
             centers, n_iter, _ = _run(data, init.to(wide), max_iter, threshold)
             return centers, n_iter
         # Drawn on the CPU, so that a seed means the same start on every device.
-        generator = torch.Generator().manual_seed(seed % 2**63)
+        generator = torch.Generator().manual_seed(seed % 2**64)
         best: tuple[Tensor, int, float] | None = None
         for _ in range(n_init):
             run = _run(data, _plus_plus(data, n_clusters, generator), max_iter, threshold)

@@ -181,7 +181,7 @@ class FederatedDataModule(pl.LightningDataModule):
         Raises:
             ValueError: If there is no client of that number.
         """
-        if isinstance(client, bool) or not isinstance(client, int | np.integer) or not 0 <= client < self.n_clients:
+        if isinstance(client, bool) or not hasattr(client, "__index__") or not 0 <= client < self.n_clients:
             raise ValueError(f"client must be in 0..{self.n_clients - 1}, got {client!r}")
         return self._dealt.client(client)
 

@@ -44,9 +44,7 @@ class Inputs:
         if isinstance(x, Tensor):
             x = x.detach().cpu()
             x = x.float() if x.dtype == torch.bfloat16 else x.numpy()
-        values = np.asarray(x)
-        if values.dtype.kind not in "bfiu":
-            raise ValueError(f"x must hold real numbers, not {values.dtype}")
+        values = _numbers(np.asarray(x))
         features = int(np.prod(self.shape))
         if len(self.shape) == 3 and values.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape:
             values = np.moveaxis(values, 3, 1)
@@ -110,6 +108,22 @@ class Inputs:
         if self.n_classes is not None and n and not (values.min() >= 0 and values.max() < self.n_classes):
             raise ValueError(f"labels must lie in 0..{self.n_classes - 1}, got {values.min()} to {values.max()}")
         return torch.from_numpy(values.astype(np.int64))
+
+
+def _numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The values, if they are real numbers; objects (a table of several types) as float64 if they can be.
+
+    Raises:
+        ValueError: If they are something else.
+    """
+    if values.dtype.kind == "O":
+        try:
+            return values.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"x must hold real numbers: {error}") from error
+    if values.dtype.kind not in "bfiu":
+        raise ValueError(f"x must hold real numbers, not {values.dtype}")
+    return values
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -112,7 +112,7 @@ def _read(source: str | Path, root: str | Path | None, image_size: int | None, i
     raise ValueError(
         f"source {str(source)!r} is neither a known name ({', '.join([*_READERS, 'image_folder'])}) "
         "nor a path to an .npz file or an image folder"
-        + ("" if path.is_absolute() else f"; there is no {path} in {Path.cwd()}")
+        + ("" if path.is_absolute() or path.exists() else f"; there is no {path} in {Path.cwd()}")
     )
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 import numpy as np
 import torch
 
 from fedclust.data.content import same_content
-from fedclust.data.tables import Scaling
+from fedclust.data.tables import SPLITS, Scaling
 from fedclust.federation.algorithm import State
 from fedclust.federation.errors import Failure
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 KEY = "fedclust"
 FORMAT = 1
 _WORDS = ("source", "partition", "transform", "val_fraction", "test_fraction")
-_ADVICE = "use the configuration and seed of the checkpoint's own run (leave --config out to take them)"
+_ADVICE = "use the data and seed of the checkpoint's own run (on the command line: leave --config out to take them)"
 
 
 def export(loop: FederatedLoop) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
 
 
 def restore(loop: FederatedLoop, saved: Mapping[str, Any]) -> State:
-    """Reads what `export` wrote into a loop that has been set up; notes where the client module is another one.
+    """Reads what `export` wrote into a loop that has been set up; notes other arguments of the client module.
 
     Raises:
         ValueError: If the checkpoint does not belong to this run's method, seed, partition or data.
@@ -85,15 +84,15 @@ def read(path: Path) -> dict[str, Any]:
     try:
         with ZipFile(path) as archive:  # torch.load does not look at the checksums
             damaged = archive.testzip()
-    except BadZipFile as error:
-        raise ValueError(f"{path} is damaged or no checkpoint: it is no archive that torch.save wrote") from error
+        if damaged is None:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # damage shows as almost any exception of the readers
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise ValueError(f"{path} is damaged, no checkpoint, or holds objects that are not loaded: {reason}") from error
     if damaged is not None:
-        raise ValueError(f"{path} is damaged: the checksum of its part {damaged} is wrong")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is no checkpoint, or holds objects that are not loaded: {reason}") from error
+        raise ValueError(f"{path} is damaged (or was written without checksums): that of its part {damaged} is wrong")
     if not isinstance(saved, dict):
         raise ValueError(f"{path} is no checkpoint: it holds a {type(saved).__name__}")
     return saved
@@ -102,8 +101,12 @@ def read(path: Path) -> dict[str, Any]:
 def data_entries(data: Any) -> dict[str, Any]:
     """What a checkpoint says of the data: a digest of the partition, the words for it, and sums of the rows."""
     record = data.partition_record()
-    words = json.loads(json.dumps({name: record[name] for name in _WORDS}, default=str))
-    return {"partition": _digest(record), "data": words, "content": getattr(data, "content", None)}
+    words = json.loads(json.dumps({name: record.get(name) for name in _WORDS}, default=str))
+    clients = record.get("clients", [])
+    for split in SPLITS:
+        words[f"{split} rows"] = [len(client.get(split, ())) for client in clients]
+    content = getattr(data, "content", None)
+    return {"partition": _digest(record), "data": words, "content": None if content is None else content[0]}
 
 
 def compare(entry: Mapping[str, Any], name: str, value: Any) -> None:
@@ -121,12 +124,13 @@ def compare_data(entry: Mapping[str, Any], data: Any) -> None:
     own = data_entries(data)
     for name in entry.get("data", {}):
         compare(entry["data"], name, own["data"][name])
-    compare(entry, "partition", own["partition"])
-    content = entry.get("content")
-    if content is not None and own["content"] is not None and not same_content(content, own["content"]):
+    if entry["partition"] != own["partition"]:
+        raise ValueError(f"the checkpoint was written with other rows, or rows dealt otherwise to clients; {_ADVICE}")
+    known, content = entry.get("content"), getattr(data, "content", None)
+    if known is not None and content is not None and not same_content(known, content):
         raise ValueError(
             "the checkpoint was written with other values of the rows: has their file changed, or are they scaled "
-            f"(--data.scale) or laid out (--data.layout) otherwise? {_ADVICE}"
+            f"or laid out otherwise (scale, layout of the data module)? {_ADVICE}"
         )
 
 

@@ -161,7 +161,7 @@ class FederatedLoop(pl.LightningModule):
         self.algorithm.check(self._server)
         if stage == "fit":
             names = self.algorithm.metric_names(data.n_classes is not None)
-            check_monitors(self.trainer, names | ROUND_METRICS if names else names, len(data.val))
+            check_monitors(self.trainer, names | ROUND_METRICS if names else names, len(getattr(data, "val", ())))
 
     def teardown(self, stage: str) -> None:
         """Ends what the backend runs beside this process; after a fit it stays for the test that mostly follows."""

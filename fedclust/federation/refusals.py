@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, Timer
+from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, Timer
 from pytorch_lightning.trainer.states import TrainerFn
 
 from fedclust.federation.context import PRECISIONS
@@ -16,7 +16,6 @@ _OF_AN_OPTIMISER = (
     "BatchSizeFinder",
     "GradientAccumulationScheduler",
     "LearningRateFinder",
-    "LearningRateMonitor",
     "StochasticWeightAveraging",
     "WeightAveraging",
 )
@@ -73,6 +72,10 @@ def refuse_unusable_flags(trainer: Any) -> None:
         ),
         *_without_batches(trainer),
         *_wrong_callbacks(trainer),
+        (
+            not trainer.loggers and any(isinstance(callback, LearningRateMonitor) for callback in trainer.callbacks),
+            "trainer.callbacks: LearningRateMonitor needs a logger; set trainer.logger",
+        ),
     ]
     refused = [text for wrong, text in reasons if wrong]
     if refused:
@@ -97,12 +100,16 @@ def _wrong_callbacks(trainer: Any) -> list[tuple[bool, str]]:
     wrong = [
         type(callback).__name__
         for callback in trainer.callbacks
-        if any(kind.__name__ in _OF_AN_OPTIMISER for kind in type(callback).__mro__)
+        if any(_is_lightnings(kind) and kind.__name__ in _OF_AN_OPTIMISER for kind in type(callback).__mro__)
     ]
     return [
         (True, f"trainer.callbacks: {name} acts on an optimizer of the Trainer, but those are in the clients' loops")
         for name in wrong
     ]
+
+
+def _is_lightnings(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("pytorch_lightning", "lightning")
 
 
 def check_monitors(trainer: Any, names: frozenset[str], validation_rows: int) -> None:
@@ -122,7 +129,8 @@ def check_monitors(trainer: Any, names: frozenset[str], validation_rows: int) ->
         if names and monitor not in names:
             raise ValueError(f"{kind} monitors {monitor!r}, which will not exist; there are {', '.join(sorted(names))}")
         # Its own class only: a run keeps its best round by a validation metric, or the last one where there is none.
-        if monitor.startswith("val/") and type(callback) in (EarlyStopping, ModelCheckpoint):
+        strict = getattr(callback, "strict", True)
+        if monitor.startswith("val/") and type(callback) in (EarlyStopping, ModelCheckpoint) and strict:
             if not validation_rows:
                 raise ValueError(
                     f"{kind} monitors {monitor!r}, but there are no validation rows: set data.val_fraction"

@@ -99,7 +99,7 @@ def _checked(path: Path) -> Path:
         raise ValueError(
             f"--config {path}: the file is no UTF-8 text ({error.reason} at byte {error.start})"
         ) from error
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # the latter for dates that are none
         return path
     if not isinstance(content, Mapping):
         found = "empty" if content is None else f"a {type(content).__name__}"

@@ -54,7 +54,7 @@ def tidy_parser_error(text: str) -> str:
     text = re.sub(r'Parser key "([^"]*)":', r"\1:", text)
     text = re.sub(r"<class '([^']*)'>", r"\1", _LITERAL.sub(r"one of \1", text))
     text = re.sub(r"Expected an? ", "expected ", text).replace("Got value:", "Got")
-    text = re.sub(r"expected dot import path string: (\S+)", r"there is no class \1, give its import path", text)
+    text = re.sub(r"expected dot import path string: ([^;\n]+)", r"there is no class \1, give its import path", text)
     text = re.sub(r"(^|:)(\s*-\s+)+", r"\1 ", text)
     text = re.sub(r"\s+-\s+", "; ", text)
     text = " ".join(text.split()).rstrip(" ;.")

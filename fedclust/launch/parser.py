@@ -17,14 +17,16 @@ from pytorch_lightning.callbacks.timer import Interval
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 
 import fedclust
+from fedclust.data.datamodule import FederatedDataModule
 from fedclust.federation.loop import FederatedLoop
 from fedclust.federation.refusals import refuse_unusable_flags
 from fedclust.launch import PURPOSES
 from fedclust.launch.arguments import value_of
+from fedclust.report.predictions import weights_only
 from fedclust.report.progress import RoundProgress
 from fedclust.report.recorder import RunRecorder
 from fedclust.report.rundir import RunDirectory, run_of_checkpoint
-from fedclust.report.selection import BestCheckpoint, LastCheckpoint, choose_monitor
+from fedclust.report.selection import BestCheckpoint, LastCheckpoint, best_checkpoint, choose_monitor
 
 
 def _version() -> tuple[int, int]:
@@ -157,6 +159,15 @@ class FedclustCLI(LightningCLI):
         _refuse_early(trainer, self.model)
         return trainer
 
+    def test_selected(self, data: Any) -> None:
+        """Tests the selected round after a fit, where there are rows to test and no limit leaves none."""
+        trainer = self.trainer
+        if (hasattr(data, "test") and not len(data.test)) or trainer.limit_test_batches == 0:
+            return
+        best = best_checkpoint(trainer)
+        path = None if best is None else str(best)
+        trainer.test(self.model, datamodule=data, ckpt_path=path, verbose=False, **weights_only(trainer.test))
+
     def _own_callbacks(self, settings: dict[str, Any], directory: RunDirectory) -> list[Callback]:
         configured: list[Callback] = settings["callbacks"]
         for callback in configured:
@@ -178,10 +189,11 @@ class FedclustCLI(LightningCLI):
 
     def _note_other_seed(self) -> None:
         assert self.recorder is not None
-        seed = getattr(self.datamodule, "seed", None)
-        if seed is not None and seed != self.config["seed_everything"]:
+        given = self.config["seed_everything"]
+        seed = self.datamodule.seed if isinstance(self.datamodule, FederatedDataModule) else None
+        if seed is not None and given not in (0, seed):
             self.recorder.summary["notes"].append(
-                f"data.seed {seed} is the seed of the run; seed_everything {self.config['seed_everything']} is not used"
+                f"data.seed {seed} is the seed of the run; seed_everything {given} is not used"
             )
 
     def config_text(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import flip_a_bit
 
 ROUNDS = "--trainer.max_epochs=1"
 CALLBACK = "--trainer.callbacks+="
@@ -37,8 +38,9 @@ CALLBACK = "--trainer.callbacks+="
             [f"{CALLBACK}GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 2}"],
             "GradientAccumulationScheduler acts on an optimizer of the Trainer",
         ),
-        ([f"{CALLBACK}LearningRateMonitor"], "LearningRateMonitor acts on an optimizer of the Trainer"),
+        ([f"{CALLBACK}LearningRateMonitor"], "LearningRateMonitor needs a logger; set trainer.logger"),
         ([f"{CALLBACK}NoSuch"], "trainer.callbacks: there is no class NoSuch, give its import path. Got NoSuch"),
+        ([f"{CALLBACK}No Such"], "there is no class No Such, give its import path. Got No Such"),
         (["--trainer.limit_train_batches=0"], "trainer.limit_train_batches 0: a round is one batch"),
         (["--trainer.limit_train_batches=0.5"], "trainer.limit_train_batches 0.5: a round is one batch"),
         (["--data.init_args.source=gone.npz"], "error: no file /"),
@@ -80,6 +82,20 @@ def test_a_configured_timer_is_written_into_the_configuration(quick_fit: Any, co
     assert ran.code == 0
     assert "interval: step" in (ran.path / "config.yaml").read_text()
     assert command("fit", "--config", str(ran.path / "config.yaml")).code == 0
+
+
+def test_rows_added_to_the_file_are_told(quick_fit: Any, command: Any, own_data: Any, tmp_path: Path) -> None:
+    last = str(quick_fit("--data.init_args.source=own.npz", ROUNDS).path / "checkpoints" / "last.ckpt")
+    np.savez(tmp_path / "own.npz", **{name: np.concatenate([value, value[:50]]) for name, value in own_data.items()})
+    tested = command("test", "--ckpt_path", last)
+    assert (tested.code, "the checkpoint was written with train rows [" in tested.err) == (2, True), tested.err
+
+
+def test_a_run_named_like_a_date(quick_fit: Any, command: Any, tmp_path: Path) -> None:
+    text = (quick_fit(ROUNDS).path / "config.yaml").read_text()
+    (tmp_path / "date.yaml").write_text(text.replace("name: feddcn_digits", "name: 2024-13-45"))
+    ran = command("fit", "--config", "date.yaml")
+    assert (ran.code, ran.path.parent.name) == (0, "2024-13-45"), ran.err
 
 
 def test_two_seeds_are_told(quick_fit: Any) -> None:
@@ -132,7 +148,8 @@ def test_a_checkpoint_notices_other_data(
 
 def test_rounding_is_no_other_data(quick_fit: Any, command: Any, own_data: Any, tmp_path: Path) -> None:
     last = str(quick_fit("--data.init_args.source=own.npz", ROUNDS).path / "checkpoints" / "last.ckpt")
-    own_data["x"] = np.nextafter(own_data["x"], np.float32(2))
+    up = np.random.default_rng(1).random(own_data["x"].shape) < 0.5
+    own_data["x"] = np.nextafter(own_data["x"], np.where(up, 2, -2).astype(np.float32))
     np.savez(tmp_path / "own.npz", **own_data)
     assert command("test", "--ckpt_path", last).code == 0
 
@@ -159,11 +176,9 @@ def test_a_central_checkpoint_notices_them_too(command: Any, change: str) -> Non
 def test_damaged_checkpoints(quick_fit: Any, command: Any, tmp_path: Path) -> None:
     ran = quick_fit(ROUNDS)
     last = ran.path / "checkpoints" / "last.ckpt"
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 1  # one bit, inside a tensor
-    last.write_bytes(content)
+    flip_a_bit(last)
     tested = command("test", "--ckpt_path", str(last))
-    assert (tested.code, "is damaged: the checksum" in tested.err) == (2, True), tested.err
+    assert (tested.code, "is damaged (or was written without checksums)" in tested.err) == (2, True), tested.err
     torch.save({"state_dict": {}}, last)
     tested = command("test", "--ckpt_path", str(last))
     assert (tested.code, "was not written by a Trainer" in tested.err) == (2, True), tested.err

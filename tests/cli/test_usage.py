@@ -166,7 +166,7 @@ def test_evaluation_needs_a_checkpoint(command, name, tmp_path):
     (tmp_path / "stray.ckpt").write_bytes(b"no checkpoint")
     assert "give --config too" in command(name, "--ckpt_path", "stray.ckpt").err
     ran = command(name, "--config", "feddcn_digits", "--ckpt_path", "stray.ckpt")
-    assert (ran.code, "is damaged or no checkpoint" in ran.err) == (2, True)
+    assert (ran.code, "is damaged, no checkpoint, or holds objects" in ran.err) == (2, True)
     torch.save({"weights": torch.zeros(1)}, tmp_path / "stray.ckpt")
     ran = command(name, "--config", "feddcn_digits", "--ckpt_path", "stray.ckpt")
     assert (ran.code, "not written by a Trainer" in ran.err) == (2, True)
