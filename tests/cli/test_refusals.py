@@ -91,6 +91,18 @@ def test_rows_added_to_the_file_are_told(quick_fit: Any, command: Any, own_data:
     assert (tested.code, "the checkpoint was written with train rows [" in tested.err) == (2, True), tested.err
 
 
+def test_rows_with_other_owners_are_told(quick_fit: Any, command: Any, own_data: Any, tmp_path: Path) -> None:
+    ids = np.arange(200) // 40
+    np.savez(tmp_path / "own.npz", **own_data, ids=ids)
+    natural = ["--data.init_args.source=own.npz", "--data.init_args.partition=null"]
+    last = str(quick_fit(*natural, ROUNDS).path / "checkpoints" / "last.ckpt")
+    ids[[0, 150]] = ids[[150, 0]]
+    own_data["y"][[0, 150]] = own_data["y"][[150, 0]] = 0
+    np.savez(tmp_path / "own.npz", **own_data, ids=ids)
+    tested = command("test", "--ckpt_path", last)
+    assert (tested.code, "other rows, or rows dealt otherwise to clients" in tested.err) == (2, True), tested.err
+
+
 def test_a_run_named_like_a_date(quick_fit: Any, command: Any, tmp_path: Path) -> None:
     text = (quick_fit(ROUNDS).path / "config.yaml").read_text()
     (tmp_path / "date.yaml").write_text(text.replace("name: feddcn_digits", "name: 2024-13-45"))
