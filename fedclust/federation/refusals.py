@@ -51,31 +51,15 @@ def refuse_unusable_flags(trainer: Any) -> None:
             trainer.fit_loop.max_steps not in (-1, None) and not trainer.fast_dev_run,
             "trainer.max_steps: a round is an epoch; set trainer.max_epochs to the number of rounds",
         ),
-        (
-            trainer.state.fn == TrainerFn.FITTING and trainer.max_epochs == 0,
-            "trainer.max_epochs is 0: a run needs at least one round",
-        ),
-        (
-            trainer.state.fn == TrainerFn.FITTING and trainer.max_epochs == -1 and not _ends_by_itself(trainer),
-            "trainer.max_epochs -1 never ends; give a number of rounds, trainer.max_time, or an EarlyStopping callback",
-        ),
         (bool(trainer.overfit_batches), "trainer.overfit_batches: use a smaller data source or partition instead"),
         (
             trainer.val_check_interval not in (1, 1.0),
             "trainer.val_check_interval: a round is the smallest step; use trainer.check_val_every_n_epoch",
         ),
         (bool(getattr(trainer, "barebones", False)), "trainer.barebones: the loop needs logging for its metrics"),
-        (
-            trainer.state.fn == TrainerFn.FITTING and trainer.limit_train_batches < 1,
-            f"trainer.limit_train_batches {trainer.limit_train_batches:g}: a round is one batch; set cohort_size or "
-            "participation of the loop",
-        ),
+        *_rounds(trainer),
         *_without_batches(trainer),
         *_wrong_callbacks(trainer),
-        (
-            not trainer.loggers and any(isinstance(callback, LearningRateMonitor) for callback in trainer.callbacks),
-            "trainer.callbacks: LearningRateMonitor needs a logger; set trainer.logger",
-        ),
     ]
     refused = [text for wrong, text in reasons if wrong]
     if refused:
@@ -84,6 +68,24 @@ def refuse_unusable_flags(trainer: Any) -> None:
 
 def _ends_by_itself(trainer: Any) -> bool:
     return any(isinstance(callback, EarlyStopping | Timer) for callback in trainer.callbacks)
+
+
+def _rounds(trainer: Any) -> list[tuple[bool, str]]:
+    """A fit needs rounds, and an end."""
+    if trainer.state.fn != TrainerFn.FITTING:
+        return []
+    return [
+        (trainer.max_epochs == 0, "trainer.max_epochs is 0: a run needs at least one round"),
+        (
+            trainer.max_epochs == -1 and not _ends_by_itself(trainer),
+            "trainer.max_epochs -1 never ends; give a number of rounds, trainer.max_time, or an EarlyStopping callback",
+        ),
+        (
+            trainer.limit_train_batches < 1,
+            f"trainer.limit_train_batches {trainer.limit_train_batches:g}: a round is one batch; set cohort_size or "
+            "participation of the loop",
+        ),
+    ]
 
 
 def _without_batches(trainer: Any) -> list[tuple[bool, str]]:
@@ -102,9 +104,16 @@ def _wrong_callbacks(trainer: Any) -> list[tuple[bool, str]]:
         for callback in trainer.callbacks
         if any(_is_lightnings(kind) and kind.__name__ in _OF_AN_OPTIMISER for kind in type(callback).__mro__)
     ]
+    blind = not trainer.loggers and any(isinstance(one, LearningRateMonitor) for one in trainer.callbacks)
     return [
-        (True, f"trainer.callbacks: {name} acts on an optimizer of the Trainer, but those are in the clients' loops")
-        for name in wrong
+        *(
+            (
+                True,
+                f"trainer.callbacks: {name} acts on an optimizer of the Trainer, but those are in the clients' loops",
+            )
+            for name in wrong
+        ),
+        (blind, "trainer.callbacks: LearningRateMonitor needs a logger; set trainer.logger"),
     ]
 
 
