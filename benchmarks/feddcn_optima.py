@@ -15,6 +15,7 @@ from typing import Any
 
 import common
 import torch
+from feddcn_cells import make_data
 
 from fedclust import FederatedDataModule, load
 from fedclust.clustering.kmeans import assign, kmeans, squared_distances
@@ -46,9 +47,6 @@ def _figures(
 
 def main() -> None:
     """Prints the optima of one checkpoint."""
-    # Imported here: that script imports this one.
-    from reproduce_feddcn import make_data
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", choices=("mnist", "fashion_mnist", "usps", "digits"), required=True)
     parser.add_argument("--scenario", choices=("iid", "noniid"), default="noniid")

@@ -20,7 +20,8 @@ from typing import Any
 import common
 import pytorch_lightning as pl
 import torch
-from reproduce_feddcn import settings, versions
+from feddcn_cells import settings
+from reproduce_feddcn import versions
 from torch.profiler import ProfilerActivity, profile
 
 from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess

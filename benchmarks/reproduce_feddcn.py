@@ -23,12 +23,12 @@ from typing import Any
 
 import common
 import pytorch_lightning as pl
-import yaml
-from common import RESULTS, ROOT, WORK
+from common import RESULTS, WORK
+from feddcn_cells import make_data, settings
 from feddcn_optima import optima
 from feddcn_table import write_table
 
-from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess
+from fedclust import FedDCN, FederatedLoop, InProcess
 from lightning_modules import DCN
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -94,19 +94,6 @@ class History(pl.Callback):
         for row in self.rows:
             for monitor in self.monitors:
                 monitor.update(int(row["round"]), row[monitor.name])
-
-
-def settings(dataset: str, scenario: str) -> dict[str, Any]:
-    """The parsed configuration of one cell; digits has one scenario."""
-    stem = "feddcn_digits" if dataset == "digits" else f"feddcn_{dataset.replace('_mnist', '')}_{scenario}"
-    return dict(yaml.safe_load((ROOT / "configs" / f"{stem}.yaml").read_text()))
-
-
-def make_data(options: argparse.Namespace, seed: int) -> FederatedDataModule:
-    """The clients of one cell; the number of clients is the command's."""
-    given = settings(options.dataset, options.scenario)["data"]["init_args"]["partition"]["init_args"]
-    partition = Dirichlet(**{**given, "n_clients": options.clients})
-    return FederatedDataModule(source=options.dataset, root=options.root, partition=partition, seed=seed)
 
 
 def run(options: argparse.Namespace, seed: int, work: Path) -> dict[str, Any]:

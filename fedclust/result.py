@@ -177,9 +177,8 @@ class Result:
     def _inputs(self) -> Inputs:
         saved = self.entry["scaling"]
         scaling = None if saved is None else Scaling(saved["shift"].numpy(), saved["width"].numpy())
-        limits = self.entry.get("limits")
-        known = None if limits is None else (limits[0], limits[1])
-        return Inputs(tuple(self.entry["input_shape"]), self.entry["n_classes"], scaling, known)
+        shape, limits = tuple(self.entry["input_shape"]), self.entry.get("limits")
+        return Inputs(shape, self.entry["n_classes"], scaling, limits)
 
     def _new_module(self) -> ClientModule:
         module = made_from(type(self.module), self.entry["client_args"])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclust.data.tables import ClientData, Scaling, Table
+from fedclust.data.tables import ClientData, Scaling, Table, array_of
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,7 @@ class Inputs:
         """
         if isinstance(x, Table):
             return x.x
-        if isinstance(x, Tensor):
-            x = x.detach().cpu()
-            x = x.float() if x.dtype == torch.bfloat16 else x.numpy()
-        values = _numbers(np.asarray(x))
+        values = _numbers(array_of(x) if isinstance(x, Tensor) else np.asarray(x))
         features = int(np.prod(self.shape))
         if len(self.shape) == 3 and values.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape:
             values = np.moveaxis(values, 3, 1)
@@ -102,7 +99,7 @@ class Inputs:
         return Table(rows, None if y is None else self._labels(y, len(rows)), np.arange(len(rows)))
 
     def _labels(self, y: Any, n: int) -> Tensor:
-        values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        values = array_of(y) if isinstance(y, Tensor) else np.asarray(y)
         if values.shape != (n,) or not np.issubdtype(values.dtype, np.integer):
             raise ValueError(f"labels must be {n} class indices, one per row, got {values.dtype} {values.shape}")
         if self.n_classes is not None and n and not (values.min() >= 0 and values.max() < self.n_classes):

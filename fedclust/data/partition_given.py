@@ -9,7 +9,7 @@ import numpy as np
 
 from fedclust.checks import positive_int
 from fedclust.data.partition_base import Partition
-from fedclust.data.tables import IntArray
+from fedclust.data.tables import IntArray, with_plain_strings
 from fedclust.random import numpy_generator
 
 
@@ -124,9 +124,7 @@ class Natural(Partition):
         self.ids: np.ndarray[Any, Any] | None = None
         if ids is None:
             return
-        self.ids = np.asarray(ids)
-        if self.ids.dtype.kind == "O" and all(isinstance(value, str) for value in self.ids.ravel()):
-            self.ids = self.ids.astype(str)  # a pandas column
+        self.ids = with_plain_strings(np.asarray(ids))
         if self.ids.ndim != 1 or len(self.ids) == 0 or self.ids.dtype.kind not in "iuU":
             raise ValueError(
                 f"ids must be one whole number or string per row, got dtype {self.ids.dtype} and shape {self.ids.shape}"

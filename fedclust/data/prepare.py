@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedclust.data.shares import holdout
-from fedclust.data.tables import Scaling, Source, Table
+from fedclust.data.tables import Scaling, Source, Table, with_plain_strings
 from fedclust.random import numpy_generator
 
 AnyArray = np.ndarray[Any, Any]
@@ -155,8 +155,7 @@ def encode_labels(
 def _label_values(name: str, y: AnyArray, ids: AnyArray | None) -> AnyArray:
     if y.ndim != 1:
         raise ValueError(f"{name}: labels must be one per row, shape (n,), got shape {y.shape}")
-    if y.dtype.kind == "O" and all(isinstance(value, str) for value in y):
-        return y.astype(str)
+    y = with_plain_strings(y)
     if y.dtype.kind == "b":
         return y.astype(np.int64)
     if y.dtype.kind == "f":
@@ -172,8 +171,7 @@ def _label_values(name: str, y: AnyArray, ids: AnyArray | None) -> AnyArray:
 def _client_ids(name: str, ids: AnyArray | None) -> AnyArray | None:
     if ids is None:
         return None
-    if ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids.ravel()):
-        ids = ids.astype(str)
+    ids = with_plain_strings(ids)
     if ids.ndim != 1 or ids.dtype.kind not in "iuU":
         raise ValueError(
             f"{name}: client ids must be whole numbers or strings, one per row, got {ids.dtype} of shape {ids.shape}"

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedclust.data.files import read_idx, read_image_folder, read_npz
 from fedclust.data.prepare import RawData, build_source, with_test_part
-from fedclust.data.tables import Source
+from fedclust.data.tables import Source, array_of
 
 AnyArray = np.ndarray[Any, Any]
 
@@ -221,8 +220,7 @@ def _find(
 
 def _numpy(value: Any, what: str) -> AnyArray:
     if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        return array_of(value)
     if isinstance(value, np.ndarray):
         return value
     raise ValueError(f"{what} must be a numpy array or torch tensor, got {type(value).__name__}")

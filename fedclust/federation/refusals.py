@@ -99,22 +99,17 @@ def _without_batches(trainer: Any) -> list[tuple[bool, str]]:
 
 
 def _wrong_callbacks(trainer: Any) -> list[tuple[bool, str]]:
-    wrong = [
-        type(callback).__name__
-        for callback in trainer.callbacks
-        if any(_is_lightnings(kind) and kind.__name__ in _OF_AN_OPTIMISER for kind in type(callback).__mro__)
-    ]
+    found = [(_acts_on_an_optimiser(callback), type(callback).__name__) for callback in trainer.callbacks]
     blind = not trainer.loggers and any(isinstance(one, LearningRateMonitor) for one in trainer.callbacks)
+    where = "acts on an optimizer of the Trainer, but those are in the clients' loops"
     return [
-        *(
-            (
-                True,
-                f"trainer.callbacks: {name} acts on an optimizer of the Trainer, but those are in the clients' loops",
-            )
-            for name in wrong
-        ),
+        *((wrong, f"trainer.callbacks: {name} {where}") for wrong, name in found),
         (blind, "trainer.callbacks: LearningRateMonitor needs a logger; set trainer.logger"),
     ]
+
+
+def _acts_on_an_optimiser(callback: Any) -> bool:
+    return any(_is_lightnings(kind) and kind.__name__ in _OF_AN_OPTIMISER for kind in type(callback).__mro__)
 
 
 def _is_lightnings(kind: type) -> bool:
