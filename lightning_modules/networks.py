@@ -68,6 +68,7 @@ def mlp_decoder(
     return nn.Sequential(*layers)
 
 
+# Pooling stands before its ReLU: the values and gradients are the same bits, and the ReLU has a quarter of the work.
 def image_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
     """Two 5×5 convolutions (32, 64) with pooling and no padding, then Linear to 512 and to the classes.
 
@@ -79,7 +80,7 @@ def image_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
     channels, height, width = _image(input_shape, least=16)
     features = 64 * _after_cnn(height) * _after_cnn(width)
     return nn.Sequential(
-        nn.Conv2d(channels, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, 32, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, n_classes),
     )  # fmt: skip
 
@@ -95,8 +96,8 @@ def lenet5(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
     channels, height, width = _image(input_shape, least=12)
     features = 16 * ((height // 2 - 4) // 2) * ((width // 2 - 4) // 2)
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, 6, 5, padding=2), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, n_classes),
     )  # fmt: skip
 
@@ -109,7 +110,7 @@ def small_cnn(input_shape: tuple[int, ...], n_classes: int) -> nn.Sequential:
     """
     channels, height, width = _image(input_shape, least=4)
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(channels, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
         nn.Flatten(), nn.Linear(32 * (height // 2) * (width // 2), 84), nn.ReLU(), nn.Linear(84, n_classes),
     )  # fmt: skip
 
