@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedclust.allocator import keep_freed_memory
 from fedclust.clustering.geometry import umap_embedding
 from fedclust.clustering.lloyd import nearest as nearest_rows
 from fedclust.clustering.statistics import (
@@ -53,6 +54,7 @@ class CentralDCN(DCNBase):
 
     def on_fit_start(self) -> None:
         """Draws the initial weights from the seed and computes the geometric embedding where it is asked for."""
+        keep_freed_memory()
         data = self._data_module()
         if self.trainer.ckpt_path is None:
             self.initialize(data.resolved_seed)

@@ -11,6 +11,7 @@ import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
 
+from fedclust.allocator import keep_freed_memory
 from fedclust.checks import choice
 from fedclust.data.tables import SPLITS, ClientData, Table
 from fedclust.federation.message import Message, Value
@@ -25,6 +26,8 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 def make_fabric(device: torch.device, precision: str) -> Fabric:
     """A Fabric for one device: mixed precision and loss scaling for local loops.
+
+    The first one for a CPU also tells the process to keep freed memory (`fedclust.allocator`).
 
     Args:
         device: Where the work runs.
@@ -53,6 +56,8 @@ def emulated(device: torch.device, precision: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _kept_fabric(device: torch.device, precision: str) -> Fabric:
+    if device.type == "cpu":
+        keep_freed_memory()
     return _new_fabric(device, precision)
 
 
