@@ -22,7 +22,9 @@ from flwr.simulation import run_simulation
 from rounds_models import TASKS, joined, loss_of, network, optimizer, read_rows
 from torch.utils.data import DataLoader, TensorDataset
 
-TASK, ROWS, ROUNDS, THREADS = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+# Ray's workers import this file as a module and have no command line of it, but inherit the environment.
+TASK, ROWS = os.environ.get("ROUNDS_TASK", ""), os.environ.get("ROUNDS_ROWS", "")
+ROUNDS, THREADS = int(os.environ.get("ROUNDS_ROUNDS", "0")), int(os.environ.get("ROUNDS_THREADS", "1"))
 
 
 @lru_cache(maxsize=1)
@@ -82,7 +84,8 @@ def client_fn(context: Context) -> Any:
     return Client(int(context.node_config["partition-id"])).to_client()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Runs the simulation that the environment describes."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     resources = {"num_cpus": THREADS, "num_gpus": 0.0}
     run_simulation(
@@ -90,3 +93,12 @@ if __name__ == "__main__":
         backend_config={"client_resources": resources, "init_args": {"num_cpus": os.cpu_count()}},
     )  # fmt: skip
     print(f"ROUND {ROUNDS + 1} {time.time()}", flush=True)
+
+
+if __name__ == "__main__":
+    names = ("ROUNDS_TASK", "ROUNDS_ROWS", "ROUNDS_ROUNDS", "ROUNDS_THREADS")
+    os.environ |= dict(zip(names, sys.argv[1:], strict=True))
+    # By the module's name, because what belongs to __main__ cannot be found by Ray's workers.
+    import rounds_flower
+
+    rounds_flower.main()
