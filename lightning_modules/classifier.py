@@ -165,7 +165,12 @@ class Classifier(ClientModule):
 
     def load_own(self, message: Message, state: Message) -> None:
         """Loads the client's own model from its state, or the initial weights of the message if it has none yet."""
-        self.load_exchanged(tensors_under("own", state) if _OWN_MARK in state else tensors_under("weights", message))
+        self.load_exchanged(tensors_under("own", state) if self.has_own(state) else tensors_under("weights", message))
+
+    @staticmethod
+    def has_own(state: Message) -> bool:
+        """Whether the client's state holds a model of its own already."""
+        return _OWN_MARK in state
 
     def keep_own(self, state: Message) -> None:
         """Keeps the model in the client's state."""
