@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fedclust.checks import choice, non_negative, positive, positive_int
 from fedclust.data.tables import Table
@@ -198,15 +197,14 @@ class Classifier(ClientModule):
             return torch.cat([self(chunk.to(device)).cpu() for chunk in torch.split(x, _CHUNK)])
 
     def scores(self, table: Table) -> Message:
-        """Number of rows, summed loss, confusion counts (C, C) and, where it is defined, the area under the ROC."""
+        """Number of rows, confusion counts (C, C) and, where it is defined, the area under the ROC."""
         assert self.n_classes is not None
         if not len(table):
             empty = torch.zeros(self.n_classes, self.n_classes, dtype=torch.int64)
-            return {"n": 0, "loss_sum": 0.0, "confusion": empty, "auc": None}
+            return {"n": 0, "confusion": empty, "auc": None}
         logits, y = self.logits(table.x), self._labels(table)
         confusion = class_confusion(y, logits.argmax(1), self.n_classes)
-        loss = float(F.cross_entropy(logits, y, reduction="sum"))
-        return {"n": len(table), "loss_sum": loss, "confusion": confusion, "auc": roc_auc(y, logits.softmax(1))}
+        return {"n": len(table), "confusion": confusion, "auc": roc_auc(y, logits.softmax(1))}
 
     def predictions(self, table: Table) -> Message:
         """Rows, predicted classes and distances of a table."""

@@ -15,7 +15,7 @@ from fedclust.privacy.laplace import randomise
 from fedclust.privacy.randomness import random_source
 from lightning_modules.classifier import Classifier, NetworkName
 
-# What a user's state holds within a round only.
+# What a user's vault holds within a round only.
 _OF_A_ROUND = ("gradient", "ranking", "important", "less")
 
 
@@ -63,7 +63,8 @@ class PrivateAdaptiveClient(Classifier):
         before = self.flat()
         fit = self.learn(ctx, read_int(message, "epochs"))
         gradient = (before - self.flat()) / self.lr
-        ctx.state |= {"gradient": gradient, **with_prefix("buffers", self.buffer_tensors())}
+        # A secret: it must be in no checkpoint, not even after a round that failed.
+        ctx.vault |= {"gradient": gradient, **with_prefix("buffers", self.buffer_tensors())}
         reply: Message = {
             "ms/sequence": top_k_indices(gradient, read_int(message, "k"), who=ctx.who),
             "ms/n_rows": len(ctx.data.train),
@@ -79,9 +80,9 @@ class PrivateAdaptiveClient(Classifier):
         Message: `ranking` (k,) int64. Reply: `ms/norm`.
         """
         ranking = read_tensor(message, "ranking")
-        important, less = split_important(read_tensor(ctx.state, "gradient"), ranking)
-        del ctx.state["gradient"]
-        ctx.state |= {"ranking": ranking, "important": important, "less": less}
+        important, less = split_important(read_tensor(ctx.vault, "gradient"), ranking)
+        del ctx.vault["gradient"]
+        ctx.vault |= {"ranking": ranking, "important": important, "less": less}
         return {"ms/norm": l2_norm(less, ctx.who)}
 
     @action
@@ -92,9 +93,9 @@ class PrivateAdaptiveClient(Classifier):
         `as/n_rows`, `as/buffers/…`, and `ms/less` (d − k,); where `private` is false the rest goes to the AS as it is,
         as `as/less`.
         """
-        less = read_tensor(ctx.state, "less")
-        reply: Message = {"as/important": read_tensor(ctx.state, "important"), "as/n_rows": len(ctx.data.train)}
-        reply |= with_prefix("as/buffers", any_tensors_under("buffers", ctx.state))
+        less = read_tensor(ctx.vault, "less")
+        reply: Message = {"as/important": read_tensor(ctx.vault, "important"), "as/n_rows": len(ctx.data.train)}
+        reply |= with_prefix("as/buffers", any_tensors_under("buffers", ctx.vault))
         if not message["private"]:
             return {**reply, "as/less": less}
         source = random_source(str(message["noise"]), ctx.seed, ctx.round, ctx.id, "laplace")
@@ -107,14 +108,14 @@ class PrivateAdaptiveClient(Classifier):
 
         Message: `aggregate` (d,), important coordinates first, and `buffers/…`. Reply: nothing.
         """
-        aggregate, ranking = read_tensor(message, "aggregate"), read_tensor(ctx.state, "ranking")
+        aggregate, ranking = read_tensor(message, "aggregate"), read_tensor(ctx.vault, "ranking")
         step = join_important(aggregate[: len(ranking)], aggregate[len(ranking) :], ranking, len(aggregate))
         self.load_own(message, ctx.state)
         self.load_flat(self.flat() - self.lr * step)
         self.load_buffers(any_tensors_under("buffers", message))
         self.keep_own(ctx.state)
-        for name in [name for name in ctx.state if name in _OF_A_ROUND or name.startswith("buffers/")]:
-            del ctx.state[name]
+        for name in [name for name in ctx.vault if name in _OF_A_ROUND or name.startswith("buffers/")]:
+            del ctx.vault[name]
         return {}
 
     # -- the model as one vector ----------------------------------------------------------------------------------

@@ -29,6 +29,9 @@ Similarity = Literal[
     "dtw", "fastdtw", "index_overlap", "rank_overlap", "l2", "l1", "cosine", "pearson", "max_norm", "mahalanobis"
 ]
 
+# Far below any δ that says something; the ledger's bounds need room below it in float64.
+_SMALLEST_DELTA = 1e-100
+
 
 @dataclass
 class PrivateAdaptiveState(OwnModelState):
@@ -67,7 +70,8 @@ class PrivateAdaptiveCFL(OwnModelAlgorithm):
         top_k: Share of the coordinates in a sequence; k = max(1, floor(top_k · d)).
         similarity: Distance between users. "dtw" is the paper's definition (exact), "fastdtw" its approximation;
             "index_overlap" and "rank_overlap" compare the index sets. "l2", "l1", "cosine", "pearson", "max_norm" and
-            "mahalanobis" compare the gradients themselves, which then reach the management server: for comparisons.
+            "mahalanobis" compare the gradients themselves, which then reach the management server: for comparisons,
+            and only without `privacy`.
         radius: Radius of FastDTW.
         epsilon: ε₀, the budget of one coordinate.
         delta: δ of the ledger's statements.
@@ -118,7 +122,14 @@ class PrivateAdaptiveCFL(OwnModelAlgorithm):
         self.epsilon = positive("epsilon", epsilon)
         coordinate_scale(1.0, self.epsilon)
         self.delta = positive("delta", fraction("delta", delta))
+        if self.delta < _SMALLEST_DELTA:
+            raise ValueError(f"delta must be at least {_SMALLEST_DELTA:g}, got {delta!r}")
         self.privacy = true_or_false("privacy", privacy)
+        if self.privacy and similarity in GRADIENT_METRICS:
+            raise ValueError(
+                f"similarity {similarity!r} sends whole gradients to the management server, so noise would protect "
+                f"nothing: set privacy to false, or similarity to one of {', '.join(SEQUENCE_METRICS)}"
+            )
         self.pre_clustering = true_or_false("pre_clustering", pre_clustering)
         self.fine_clustering = true_or_false("fine_clustering", fine_clustering)
         self.sync_period = None if sync_period is None else positive_int("sync_period", sync_period)

@@ -118,6 +118,10 @@ class Round:
             numbers = torch.unique(found.labels).tolist()
         else:
             found, numbers = self.aggregator.known_clusters(vectors, dict(enumerate(self.state.clusters.tolist())))
+        if not found.converged:
+            self.server.note(
+                f"fine clustering reached its cap of {self.settings.max_reassignments} in at least one round"
+            )
         self.clusters = {user: numbers[label] for user, label in zip(self.users, found.labels.tolist(), strict=True)}
         aggregates = self.aggregator.aggregates(vectors, found)
         del vectors
@@ -211,7 +215,7 @@ class Round:
         if ratio > 1:
             note(
                 f"at ε₀ = {settings.epsilon:g} a user's noise has about {ratio:.3g} times the norm of what it "
-                "hides: expect little or no learning; see docs/pa_cfl.md"
+                "hides: expect little or no learning, and models that stop being finite; see docs/pa_cfl.md"
             )
 
     def _clusters_again(self) -> bool:

@@ -19,8 +19,7 @@ import fedclust
 from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL, Similarity
 from fedclust.clustering.distances import GRADIENT_METRICS, SEQUENCE_METRICS
 from fedclust.federation.loop import FederatedLoop
-from fedclust.federation.message import message_bytes
-from fedclust.privacy.importance import global_ranking, join_important, split_important
+from fedclust.privacy.importance import global_ranking, join_important
 from lightning_modules.pa_cfl import PrivateAdaptiveClient
 
 
@@ -33,7 +32,7 @@ def test_a_round_without_noise_equals_the_formulas(run: Any) -> None:
     recorder = Recorder()
     algorithm = method(privacy=False)
     algorithm.observer = recorder
-    data = rows([[0, 1], [2, 3], [4, 5]], per_group=2)
+    data = rows([[0, 1], [2, 3]], per_group=4)
     loop = run(algorithm, data)
     sequences = [torch.as_tensor(value) for value in recorder.of("ms", "sequence").values()]
     ranking = global_ranking(sequences, len(sequences[0]))
@@ -41,12 +40,13 @@ def test_a_round_without_noise_equals_the_formulas(run: Any) -> None:
     initial = torch.cat([torch.as_tensor(value).flatten() for value in loop.state.initial.values()])
     d = len(initial)
     gradients = {
-        user: join_important(important[f"client {user}"], less[f"client {user}"], ranking, d) for user in range(6)
+        user: join_important(important[f"client {user}"], less[f"client {user}"], ranking, d) for user in range(8)
     }
     labels = loop.state.clusters.tolist()
     sizes = torch.tensor(data.n_rows, dtype=torch.float32)
-    for user in range(6):
-        members = [other for other in range(6) if labels[other] == labels[user]]
+    for user in range(8):
+        members = [other for other in range(8) if labels[other] == labels[user]]
+        assert len(members) == 4
         stacked = torch.stack([gradients[other] for other in members])
         weights = sizes[members] / sizes[members].sum()
         center = weights @ stacked
@@ -60,67 +60,6 @@ def test_planted_groups_are_found(run: Any) -> None:
     assert loop.latest["clients/ari"] == 1.0
     assert loop.latest["clusters/pre"] == 3.0
     assert loop.latest["clusters/final"] == 3.0
-
-
-def test_each_server_sees_its_own_part_only(run: Any) -> None:
-    """The spec's table: values of important coordinates only at the AS, the order of coordinates only at the MS."""
-    recorder = Recorder()
-    algorithm = method(epsilon=10.0)
-    algorithm.observer = recorder
-    loop = run(algorithm, rows([[0, 1], [2, 3]], per_group=3), rounds=2)
-    allowed = {
-        ("ms", "client"): {"sequence", "n_rows", "norm", "less"},
-        ("as", "client"): {"important", "n_rows"},
-        ("as", "ms"): {"clients", "groups", *(f"less/{user}" for user in range(6))},
-        ("client", "ms"): {"ranking", "private", "bound", "epsilon", "noise"},
-        ("client", "as"): {"aggregate"},
-    }
-    assert {(to.split()[0], sender.split()[0]) for to, sender, _ in recorder.seen} == allowed.keys()
-    for receiver, sender, message in recorder.seen:
-        assert message.keys() <= allowed[receiver.split()[0], sender.split()[0]], (receiver, sender)
-    sequences = [torch.as_tensor(value) for value in recorder.of("ms", "sequence").values()]
-    k = len(sequences[0])
-    less = [torch.as_tensor(value) for value in recorder.of("ms", "less").values()]
-    d = sum(value.numel() for value in loop.state.initial.values())
-    assert all(len(values) == d - k for values in less)
-    for end in ("ms", "as"):
-        received = sum(message_bytes(message) for to, _, message in recorder.seen if to == end)
-        sent = sum(message_bytes(message) for _, sender, message in recorder.seen if sender == end)
-        assert (loop.latest[f"bytes/{end}_received"] * 2, loop.latest[f"bytes/{end}_sent"] * 2) == (received, sent)
-
-
-@pytest.mark.parametrize("privacy", [True, False])
-def test_important_values_and_the_rest_are_those_of_the_gradient(
-    run: Any, monkeypatch: pytest.MonkeyPatch, privacy: bool
-) -> None:
-    """With the noise taken away, the two parts are exactly what π^g makes of the whole gradient."""
-    monkeypatch.setattr("lightning_modules.pa_cfl.randomise", lambda less, *_, **__: less)
-    recorder = Recorder()
-    algorithm = method(similarity="l2", privacy=privacy)  # reveals whole gradients to the management server
-    algorithm.observer = recorder
-    run(algorithm, rows([[0, 1], [2, 3]], per_group=2))
-    gradients, rankings = recorder.of("ms", "gradient"), recorder.to_users("ranking")
-    assert len(gradients) == 4
-    for user, gradient in gradients.items():
-        important, less = split_important(gradient, rankings[user])
-        assert torch.equal(recorder.of("as", "important")[user], important)
-        assert torch.equal(recorder.of("ms" if privacy else "as", "less")[user], less)
-
-
-def test_what_the_aggregation_server_gets_is_shuffled_inside_groups(run: Any) -> None:
-    recorder = Recorder()
-    algorithm = method(epsilon=10.0)
-    algorithm.observer = recorder
-    loop = run(algorithm, rows([[0, 1], [2, 3]], per_group=3))
-    sent = {int(name.split()[1]): torch.as_tensor(value) for name, value in recorder.of("ms", "less").items()}
-    got = next(message for to, sender, message in recorder.seen if (to, sender) == ("as", "ms"))
-    groups = loop.state.pre_clusters.tolist()
-    for group in set(groups):
-        members = [user for user in range(6) if groups[user] == group]
-        before = torch.stack([sent[user] for user in members])
-        after = torch.stack([torch.as_tensor(got[f"less/{user}"]) for user in members])
-        assert torch.equal(before.sort(0).values, after.sort(0).values)
-        assert not torch.equal(before, after)
 
 
 @pytest.mark.parametrize("users", [1, 2, 3])
@@ -169,14 +108,14 @@ def _learns_nothing(self: Any, ctx: Any, epochs: int) -> Any:
 @pytest.mark.parametrize("kind", ["unit", "mean_norm"])
 def test_the_global_step_reaches_everyone_in_its_rounds_only(run: Any, kind: str) -> None:
     """G is the mean over users of their aggregates' unit vectors (Sec. 5.7), taken here from the round without it."""
-    data = rows([[0, 1], [2, 3], [4, 5]], per_group=2)
+    data = rows([[0, 1], [0, 1], [4, 5]], per_group=2)  # a cluster of four users and one of two
     recorder = Recorder()
     algorithm = method(privacy=False)
     algorithm.observer = recorder
     plain = run(algorithm, data)
     assert plain.latest["clusters/synchronised"] == 0
     aggregates = torch.stack(list(recorder.to_users("aggregate").values()))
-    assert len(aggregates.unique(dim=0)) == 3
+    assert sorted(torch.bincount(plain.state.clusters).tolist()) == [2, 4]
     step = (aggregates / aggregates.norm(dim=1, keepdim=True)).mean(0)
     if kind == "mean_norm":
         step = step / step.norm() * aggregates.unique(dim=0).norm(dim=1).mean()
@@ -191,13 +130,6 @@ def test_the_global_step_reaches_everyone_in_its_rounds_only(run: Any, kind: str
     assert torch.equal(models, models[:1].expand_as(models))
     every_second = run(method(privacy=False, sync_period=2, global_step=kind), data, rounds=3)
     assert every_second.latest["clusters/synchronised"] == 0
-
-
-def test_the_ledger_grows_with_the_rounds(run: Any) -> None:
-    loop = run(method(epsilon=1.0), rows([[0, 1], [2, 3]], per_group=3), rounds=3)
-    assert loop.latest["privacy/epsilon_round"] < loop.latest["privacy/epsilon_total"]
-    assert loop.latest["privacy/epsilon_round"] == pytest.approx(4.73, abs=0.01)
-    assert len(loop.state.ledger["rounds"]) == 3
 
 
 @pytest.mark.parametrize("similarity", [*SEQUENCE_METRICS, *GRADIENT_METRICS])
@@ -252,16 +184,6 @@ def test_nobody_can_be_assigned_before_the_first_round(run: Any) -> None:
         PrivateAdaptiveCFL.assign_client(state, PrivateAdaptiveClient("mlp"), None)
 
 
-def test_outputs_say_what_is_covered_and_how_large_the_noise_is(run: Any) -> None:
-    """k = 2 % of the d parameters and ε₀ = 1: the noise has about 2·√(2·d₂) times the norm Φ."""
-    loop = run(method(epsilon=1.0), rows([[0, 1], [2, 3]], per_group=2))
-    d = sum(value.numel() for value in loop.state.initial.values())
-    ratio = 2 * (2 * (d - int(0.02 * d))) ** 0.5
-    assert any("carry no differential privacy" in note for note in loop.notes)
-    assert any(f"about {ratio:.3g} times" in note for note in loop.notes)
-    assert not run(method(privacy=False), rows([[0, 1], [2, 3]], per_group=2)).notes
-
-
 def test_clients_and_summary_tell_clusters_groups_and_all_rounds_privacy(tmp_path: Any) -> None:
     result = fedclust.federate(
         method(epsilon=100.0), PrivateAdaptiveClient("mlp", lr=LR, batch_size=16), rows([[0, 1], [2, 3]], per_group=2),
@@ -280,6 +202,8 @@ def test_clients_and_summary_tell_clusters_groups_and_all_rounds_privacy(tmp_pat
     ("changes", "words"),
     [
         ({"radius": 0}, "radius"),
+        ({"delta": 1e-320}, "delta must be at least"),
+        ({"similarity": "l2", "privacy": True}, "sends whole gradients"),
         ({"epsilon": 1e10}, r"2\*\*30"),
         ({"epsilon": 1e-300}, "scale of the noise"),
         ({"privacy": "false"}, "privacy must be true or false"),

@@ -102,6 +102,7 @@ def test_a_user_that_fails_is_left_out_of_the_rest_of_the_round(run: Any, phase:
     assert loop.latest["clients/failed"] == 0
     assert loop.latest["clusters/pre"] == 3.0
     assert all(torch.isfinite(own(loop, user)).all() for user in range(9))
+    assert not any(name in loop.backend.states.get(4) for name in ("gradient", "ranking", "important", "less"))
     # The ledger counts a noisy report that arrived, and no other.
     spent = [int((loop.state.ledger["users"][:, 1] == user).sum()) for user in range(9)]
     assert spent == [3, 3, 3, 3, 3 if phase == "absorb" else 2, 3, 3, 3, 3]

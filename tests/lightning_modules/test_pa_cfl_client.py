@@ -57,7 +57,7 @@ def test_batch_norm_buffers_are_averaged_by_rows_inside_the_cluster(trainer: Any
     x = x + y[:, None] * 3.0
     data = FederatedDataModule((x, y), LabelGroups([[0, 1], [2, 3]], 3), seed=0, val_fraction=0.0)
     recorder = Recorder()
-    algorithm = method(privacy=privacy, similarity="l2", sync_period=1)
+    algorithm = method(privacy=privacy, sync_period=1)
     algorithm.observer = recorder
     loop = FederatedLoop(algorithm, WithBatchNorm("mlp", lr=LR, batch_size=4))
     trainer(1).fit(loop, datamodule=data)
