@@ -108,7 +108,7 @@ def _learns_nothing(self: Any, ctx: Any, epochs: int) -> Any:
 @pytest.mark.parametrize("kind", ["unit", "mean_norm"])
 def test_the_global_step_reaches_everyone_in_its_rounds_only(run: Any, kind: str) -> None:
     """G is the mean over users of their aggregates' unit vectors (Sec. 5.7), taken here from the round without it."""
-    data = rows([[0, 1], [0, 1], [4, 5]], per_group=2)  # a cluster of four users and one of two
+    data = rows([[0, 1, 2], [0, 1, 2], [3, 4, 5]], per_group=2)  # a cluster of four users and one of two
     recorder = Recorder()
     algorithm = method(privacy=False)
     algorithm.observer = recorder

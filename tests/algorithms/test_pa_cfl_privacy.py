@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ def test_the_rest_is_clipped_to_the_median_norm_and_gets_noise_of_its_own(run: A
     vectors: dict[tuple[int, int], Tensor] = {}
     original = PrivateAdaptiveClient.measure
 
+    @wraps(original)
     def measure(self: Any, message: Message, ctx: Any) -> Message:
         reply = original(self, message, ctx)
         vectors[ctx.round, ctx.id] = torch.as_tensor(ctx.vault["less"]).clone()
