@@ -76,9 +76,17 @@ class Classifier(ClientModule):
         if (self.input_shape, self.n_classes) == (input_shape, n_classes):
             return
         self.input_shape, self.n_classes = input_shape, n_classes
-        self.network = _NETWORKS[self.network_name](input_shape, n_classes)
+        self.network = self.make_network(input_shape, n_classes)
         if len(input_shape) == 3:
             self.network = self.network.to(memory_format=torch.channels_last)
+
+    def make_network(self, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+        """The network, from rows (n, *input_shape) to logits (n, n_classes); override it to train another one.
+
+        Raises:
+            ValueError: For rows that the network cannot take.
+        """
+        return _NETWORKS[self.network_name](input_shape, n_classes)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """SGD, fused where PyTorch has it for the device."""

@@ -45,10 +45,8 @@ def test_the_gradient_of_one_full_batch_is_the_gradient(trainer: Any) -> None:
 class WithBatchNorm(PrivateAdaptiveClient):
     """A network with BatchNorm, whose buffers are exchanged."""
 
-    def build(self, input_shape: tuple[int, ...], n_classes: int | None) -> None:
-        if self.input_shape is None:
-            self.input_shape, self.n_classes = input_shape, n_classes
-            self.network = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, int(n_classes or 0)))
+    def make_network(self, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(*input_shape), nn.Linear(*input_shape, n_classes))
 
 
 @pytest.mark.parametrize("privacy", [True, False])
