@@ -30,10 +30,19 @@ def test_empty_clusters_are_dropped_and_zero_vectors_stay() -> None:
     assert sorted(set(found.labels.tolist())) == list(range(len(found.centroids)))
 
 
-def test_the_cap_ends_a_cycle() -> None:
+def test_the_cap_ends_the_search_and_says_so() -> None:
     vectors = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
-    found = reassign(vectors, torch.arange(30) % 6, torch.ones(30), max_iter=1)
-    assert found.n_iter == 1
+    start, weights = torch.arange(30) % 6, torch.ones(30)
+    whole = reassign(vectors, start, weights)
+    assert whole.converged
+    for cap in (1, whole.n_iter - 1):
+        capped = reassign(vectors, start, weights, max_iter=cap)
+        assert not capped.converged
+        assert capped.n_iter == cap
+    first = reassign(vectors, start, weights, max_iter=1)
+    assert not torch.equal(first.labels, whole.labels)
+    torch.testing.assert_close(first.centroids, weighted_means(vectors, first.labels, weights))
+    assert torch.equal(reassign(vectors, first.labels, weights).labels, whole.labels)
 
 
 @pytest.mark.parametrize("weights", [[1.0, 0.0], [1.0, -1.0]])
