@@ -21,6 +21,7 @@ nobody. The ε of the JSONs is that of the mechanism with secure noise, and spea
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from pa_cfl_table import write_table
 from fedclust import FederatedLoop, InProcess
 from fedclust.algorithms.pa_cfl import PrivateAdaptiveState
 from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRICS
-from fedclust.federation.errors import ClientError
+from fedclust.federation.errors import ClientError, NonFiniteError
 from fedclust.privacy.ledger import Ledger
 
 TEST_FIGURES = ("acc_mean", "acc_worst", "acc_pooled", "f1_macro", "auc")
@@ -102,9 +103,9 @@ def run(cell: Cell, options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def not_finite(error: ClientError) -> bool:
-    """Whether a client failed because its model is no longer made of finite numbers."""
-    text = error.failure.message.lower()
-    return "nan" in text or "infinit" in text
+    """Whether a client failed because its model, or its gradient, is no longer made of finite numbers."""
+    overflow = r"ValueError: client \d+: \d+ of \d+ coordinates are NaN or infinite"  # of `top_k_indices`
+    return isinstance(error.__cause__, NonFiniteError) or re.fullmatch(overflow, error.failure.message) is not None
 
 
 def outcome(rows: list[dict[str, float]], diverged: dict[str, Any] | None) -> dict[str, Any]:
