@@ -78,6 +78,7 @@ class History(pl.Callback):
 
 def run(cell: Cell, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """One run; returns what its JSON holds."""
+    made_with = {"versions": common.versions(), "machine": common.machine()}  # before anybody commits or starts more
     data = cell.data(options.root)
     loop = FederatedLoop(cell.algorithm(), cell.client(), InProcess(threads=cell.options["threads"]))
     history = History(options.test_every, cell.rounds)
@@ -98,7 +99,7 @@ def run(cell: Cell, options: argparse.Namespace, work: Path) -> dict[str, Any]:
         "seconds": round(sum(loop.seconds.values()), 1),
         "stages": {name: round(value, 2) for name, value in loop.seconds.items()},
         "settings": cell.settings(), "rows_per_user": data.n_rows, "bytes": loop.byte_counts(),
-        "notes": loop.notes, "versions": common.versions(), "history": history.rows,
+        "notes": loop.notes, **made_with, "history": history.rows,
     }  # fmt: skip
 
 
