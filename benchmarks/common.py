@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -28,12 +29,25 @@ WORK = ROOT / "benchmarks" / "work"
 VERSIONS = ("torch", "pytorch-lightning", "numpy", "scipy", "scikit-learn", "numba")
 
 
-def versions(names: Iterable[str] = VERSIONS) -> dict[str, str]:
-    """Versions of what the figures depend on, and the commit."""
-    found = {name: version(name) for name in names}
+def versions(names: Iterable[str] = VERSIONS) -> dict[str, str | None]:
+    """Versions of what the figures depend on, None where it is not installed, and the commit."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    return {"python": platform.python_version(), "commit": commit, **found}
+    return {"python": platform.python_version(), "commit": commit, **{name: installed(name) for name in names}}
+
+
+def installed(package: str) -> str | None:
+    """Its version, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """Cores and present load, for figures of time."""
+    load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+    return {"cores": os.cpu_count(), "load at the start": load}
 
 
 def fast_precision() -> str:

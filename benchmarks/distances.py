@@ -5,42 +5,42 @@
     python benchmarks/distances.py --clients 4 --length 200 --long 400 --overlap-clients 4,8 --out /tmp/try
 
 Sections:
-    exact    all pairs at k = --length: exact DTW here, fastdtw (PyPI, radius 1), dtaidistance, tslearn
-    fast     all pairs at k = --long: compiled FastDTW here, fastdtw (PyPI; some pairs timed and scaled), the others
-    overlap  index_overlap at k = --long for each of --overlap-clients: seconds and peak memory, in a fresh process
-    growth   exponents of the time in N and in k, from fits on a log-log scale
+    exact    all pairs at k = --length: DTW and FastDTW here, fastdtw (PyPI, radius 1), dtaidistance, tslearn
+    fast     the same at k = --long; some of the peers' pairs are timed and scaled up
+    overlap  index_overlap: growth in N at k = --long, and in k at the largest N; seconds and peak memory
+    growth   exponents of the time of DTW and FastDTW in N and in k, from fits on a log-log scale
     speed    cells per second and core of one pair, beside a plain loop and beside the inner loop with cached operands
 
 Clients form five groups; a group shares a pool of 2k coordinates of which every client holds half, in its own order.
-Kernels are compiled before the clock starts. Figures are the best of --repeats runs, peers' those of one run. Peers
-that are not installed are left out and named. tslearn squares its local costs: same work, another value. The machine's
-load at the start is written down: on a busy machine two threads gain little. `overlap` needs Linux for the peak memory.
+Kernels are compiled before the clock starts. Our figures are the best of --repeats runs of one call for all pairs, on 1
+and on --threads threads; peers' are those of one run, pair by pair on one thread, also where they have a matrix call
+with threads. Peers that are not installed are left out and named. tslearn squares its local costs: same work, another
+value. The machine's load at the start is written down: on a busy machine two threads gain little. `overlap` needs Linux
+for the peak memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 from distances_peers import PEERS, row_by_row, step_speed
+from distances_table import Rows, markdown, section
 
 from fedclust.clustering.distances import dtw, fastdtw, pairwise
 from fedclust.random import numpy_generator
 
-ROOT = Path(__file__).resolve().parent.parent
 SECTIONS = ("exact", "fast", "overlap", "growth", "speed")
-Rows = list[dict[str, Any]]
+PACKAGES = ("numpy", "scipy", "numba", "fastdtw", "dtaidistance", "tslearn")
 
 
 def sequences(n: int, k: int, d: int) -> np.ndarray:
@@ -59,19 +59,17 @@ def clock(work: Callable[[], Any], repeats: int) -> float:
     return best
 
 
-def against_peers(options: argparse.Namespace, rows: np.ndarray, metric: str, peer_pairs: int) -> Rows:
+def against_peers(options: argparse.Namespace, rows: np.ndarray, peer_pairs: int) -> Rows:
     """Seconds for all pairs here and with each peer, scaled up from the pairs that were timed."""
-    n, k = rows.shape
+    n = len(rows)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    cells = len(pairs) * k * k
-    pairwise(rows[:2, :9], metric)
     results: Rows = []
-    for threads in sorted({1, options.threads}):
-        seconds = clock(lambda t=threads: pairwise(rows, metric, threads=t), options.repeats)
-        name = f"fedclust {metric}, {threads} thread{'s' if threads > 1 else ''}"
-        results.append({"what": name, "seconds": seconds, "pairs timed": len(pairs)})
-        if metric == "dtw":
-            results[-1]["cells/s/core"] = cells / seconds / threads
+    for metric in ("dtw", "fastdtw"):
+        pairwise(rows[:2, :9], metric)
+        for threads in sorted({1, options.threads}):
+            seconds = clock(partial(pairwise, rows, metric, threads=threads), options.repeats)
+            name = f"fedclust {metric}, {threads} thread{'s' if threads > 1 else ''}"
+            results.append({"what": name, "seconds": seconds, "pairs timed": len(pairs)})
     for name, load in PEERS.items():
         try:
             distance = load()
@@ -81,45 +79,52 @@ def against_peers(options: argparse.Namespace, rows: np.ndarray, metric: str, pe
         distance(rows[0, :9], rows[1, :9])
         timed = pairs[: peer_pairs or len(pairs)]
         spent = clock(lambda f=distance, p=timed: [f(rows[i], rows[j]) for i, j in p], 1)
-        seconds = spent * len(pairs) / len(timed)
-        results.append({"what": name, "seconds": seconds, "pairs timed": len(timed)})
-        results[-1]["times ours"] = seconds / min(r["seconds"] for r in results if "fedclust" in r["what"])
+        results.append({"what": name, "seconds": spent * len(pairs) / len(timed), "pairs timed": len(timed)})
     return results
 
 
 def exact(options: argparse.Namespace) -> Rows:
     """Section `exact`."""
-    return against_peers(options, sequences(options.clients, options.length, options.dimension), "dtw", options.pairs)
+    return against_peers(options, sequences(options.clients, options.length, options.dimension), options.pairs)
 
 
 def fast(options: argparse.Namespace) -> Rows:
     """Section `fast`."""
-    rows = sequences(options.clients, options.long, options.long_dimension)
-    return against_peers(options, rows, "fastdtw", options.long_pairs)
+    return against_peers(options, sequences(options.clients, options.long, options.long_dimension), options.long_pairs)
 
 
 def overlap(options: argparse.Namespace) -> Rows:
-    """Section `overlap`: one fresh process per size, so that each peak is its own."""
-    results: Rows = []
-    for n in options.overlap_clients:
-        command = [sys.executable, __file__, "--overlap-child", str(n), "--long", str(options.long)]
-        command += ["--long-dimension", str(options.long_dimension), "--repeats", str(options.repeats)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        results.append(json.loads(done.stdout))
-    if len(results) > 1:
-        exponent = slope([r["clients"] for r in results], [r["seconds"] for r in results])
-        results.append({"what": "exponent in N", "exponent": exponent})
+    """Section `overlap`: growth in N at k = --long, and growth in k at the largest N."""
+    most = max(options.overlap_clients)
+    by_n = [in_a_child(n, options.long, options) for n in options.overlap_clients]
+    lengths = sorted({max(2, options.long * part // 8) for part in (1, 2, 4)})
+    by_k = [*(in_a_child(most, k, options) for k in lengths), next(row for row in by_n if row["clients"] == most)]
+    results = [*by_n, *by_k[:-1]]
+    for name, key, rows in (("N", "clients", by_n), ("k", "k", by_k)):
+        if len(rows) > 1:
+            exponent = slope([row[key] for row in rows], [row["seconds"] for row in rows])
+            results.append({"what": f"exponent in {name}", "exponent": exponent})
     return results
+
+
+def in_a_child(n: int, k: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One size in a fresh process, so that its peak of memory is its own."""
+    command = [sys.executable, __file__, "--overlap-child", str(n), "--long", str(k)]
+    command += ["--long-dimension", str(options.long_dimension), "--repeats", str(options.repeats)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    row: dict[str, Any] = json.loads(done.stdout)
+    return row
 
 
 def overlap_child(options: argparse.Namespace) -> None:
     """One size of section `overlap`, printed as JSON."""
     rows = sequences(options.overlap_child, options.long, options.long_dimension)
+    n, k = rows.shape
     pairwise(rows[:2, :9], "index_overlap")
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of what came before
     seconds = clock(lambda: pairwise(rows, "index_overlap"), options.repeats)
-    found = {"what": f"index_overlap, N = {len(rows)}", "clients": len(rows), "seconds": seconds}
+    found = {"what": f"index_overlap, N = {n}, k = {k}", "clients": n, "k": k, "seconds": seconds}
     print(json.dumps(found | {"extra MB": memory("VmHWM") - before, "sequences MB": round(rows.nbytes / 2**20)}))
 
 
@@ -178,41 +183,10 @@ def speed(options: argparse.Namespace) -> Rows:
     return results
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """The report as Markdown tables."""
-    lines = ["# Pairwise distances", "", f"Settings: `{json.dumps(report['settings'])}`", ""]
-    lines += [f"Machine: {json.dumps(report['machine'])}", ""]
-    for section, rows in report["sections"].items():
-        keys = list(dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], list)))
-        lines += [f"## {section}", "", "| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
-        lines += ["| " + " | ".join(shown(row.get(key)) for key in keys) + " |" for row in rows] + [""]
-    return "\n".join(lines)
-
-
-def shown(value: Any) -> str:
-    """A table's cell."""
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1e4 else f"{value:.2e}"
-    return "" if value is None else str(value)
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    found: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    for name in ("numpy", "scipy", "numba", "fastdtw", "dtaidistance", "tslearn"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    found["commit"] = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    return found
-
-
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", type=lambda text: text.split(","), default=list(SECTIONS))
+    parser.add_argument("--sections", type=common.words, default=list(SECTIONS))
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--length", type=int, default=1455)
     parser.add_argument("--dimension", type=int, default=582_026)
@@ -220,12 +194,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--long", type=int, default=25_000)
     parser.add_argument("--long-dimension", type=int, default=10**7)
     parser.add_argument("--long-pairs", type=int, default=3, help="pairs timed with each peer in `fast`; 0 for all")
-    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    parser.add_argument("--overlap-clients", type=numbers, default=[10, 20, 50, 100, 200, 500])
+    parser.add_argument("--overlap-clients", type=common.integers, default=[10, 20, 50, 100, 200, 500])
     parser.add_argument("--overlap-child", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write the Markdown from the JSON")
     options = parser.parse_args()
     if unknown := set(options.sections) - set(SECTIONS):
         parser.error(f"--sections must be some of {', '.join(SECTIONS)}, got {', '.join(sorted(unknown))}")
@@ -238,15 +212,20 @@ def main() -> None:
     if options.overlap_child:
         overlap_child(options)
         return
-    settings = {name: value for name, value in vars(options).items() if name not in ("out", "overlap_child")}
-    report: dict[str, Any] = {"settings": settings, "machine": machine(), "sections": {}}
+    path = options.out / "distances.json"
+    if options.table:
+        path.with_suffix(".md").write_text(markdown(json.loads(path.read_text())))
+        return
+    left_out = ("out", "overlap_child", "table")
+    settings = {name: value for name, value in vars(options).items() if name not in left_out}
+    machine = {**common.machine(), **common.versions(PACKAGES)}
+    report: dict[str, Any] = {"settings": settings, "machine": machine, "sections": {}}
     work = {"exact": exact, "fast": fast, "overlap": overlap, "growth": growth, "speed": speed}
-    for section in options.sections:
-        report["sections"][section] = work[section](options)
-        print(markdown({**report, "sections": {section: report["sections"][section]}}).split("\n\n", 3)[3], flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "distances.json").write_text(json.dumps(report, indent=1) + "\n")
-    (options.out / "distances.md").write_text(markdown(report))
+    for name in options.sections:
+        report["sections"][name] = work[name](options)
+        print(section(name, report["sections"][name], settings), end="\n\n", flush=True)
+    common.write_json(path, report)
+    path.with_suffix(".md").write_text(markdown(report))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -49,25 +50,33 @@ Worst user, F1 (macro) and AUC are those of the last round, AUC as the mean over
 ARI: final clusters of the last round against the planted groups, where there are any. Clusters: pre-clusters → final
 clusters in the last round (mean over seeds). `dtw` is exact here; the paper's experiments ran FastDTW.
 
-ε: what the ledger can honestly state for the worst user, per round / over all rounds, with the bound that gives it. It
-is that of the mechanism with secure noise and speaks of the less important coordinates only: sequences, norms and
-important values carry no differential privacy at all. Runs with `noise` simulated took their noise from the run's seed,
-which makes them repeatable and protects nobody.
+ε: what the ledger can honestly state for the worst user, per round / over all rounds, with the bound that gives it, for
+the seed that ran longest. It is that of the mechanism with secure noise and speaks of the less important coordinates
+only: sequences, norms and important values carry no differential privacy at all. Runs with `noise` simulated took their
+noise from the run's seed, which makes them repeatable and protects nobody. A run that diverged has an ε total of the
+rounds that it finished, and says so.
+
+Seconds: wall time of all stages until the last round or the divergence, mean over the seeds: local training, servers,
+the evaluation of validation rows that selects the best round, and, in brackets, the evaluation of test rows for these
+tables alone. Without loading data and writing checkpoints; other programs ran beside some runs, so that rows of
+different loads do not compare. The [last table](#what-the-runs-were-made-with) lists versions, machines and loads.
 
 Written by `python benchmarks/reproduce_pa_cfl.py --table`.
 """
 MAIN = (
     "data", "partition", "row", "rounds", "seeds", "paper (rounds)", "last round", "best by val", "worst user", "F1",
-    "AUC", "clusters", "ARI", "ε round / total (bound)", "seconds",
+    "AUC", "clusters", "ARI", "ε round / total (bound)", "seconds (test)", "precision", "commit",
 )  # fmt: skip
 SWEEP = (
     "data", "partition", "row", "other settings", "rounds", "seeds", "ε₀", "ε of one round (bound)",
     "ε of all rounds (bound)", "δ", "last round", "best by val", "worst user", "clusters", "ARI",
+    "precision", "commit",
 )  # fmt: skip
 OTHER = (
     "data", "partition", "row", "settings", "rounds", "seeds", "last round", "best by val", "worst user", "clusters",
-    "ARI", "ε round / total (bound)", "seconds",
+    "ARI", "ε round / total (bound)", "seconds (test)", "precision", "commit",
 )  # fmt: skip
+MADE_WITH = ("commit", "precision", "threads", "Python", "torch", "numpy", "cores", "load at the start", "runs")
 Runs = list[dict[str, Any]]
 
 
@@ -87,6 +96,7 @@ def write_table(folder: Path) -> str:
         *_section("FedAvg and LocalOnly", MAIN, [_line(MAIN, runs) for runs in baselines]),
         *_section("ε₀: where learning starts with privacy on", SWEEP, _sweeps(groups)),
         *_section("Similarities and other settings", OTHER, _others(groups)),
+        *_section("What the runs were made with", MADE_WITH, _made_with([run for runs in groups for run in runs])),
     ])  # fmt: skip
     (folder / "pa_cfl.md").write_text(text)
     return text
@@ -142,10 +152,11 @@ def _line(header: tuple[str, ...], runs: Runs) -> str:
         "last round": _last(runs), "best by val": _percent(runs, "best_by_val", "acc_mean"),
         "worst user": _percent(runs, "final", "acc_worst"), "F1": _percent(runs, "final", "f1_macro"),
         "AUC": _percent(runs, "final", "auc"), "clusters": _clusters(runs), "ARI": _ari(runs),
-        "ε₀": f"{first['settings'].get('epsilon', 0):g}", "ε round / total (bound)": _epsilons(first),
-        "ε of one round (bound)": _epsilon(first, "round"), "ε of all rounds (bound)": _epsilon(first, "total"),
+        "ε₀": f"{first['settings'].get('epsilon', 0):g}", "ε round / total (bound)": _epsilons(runs),
+        "ε of one round (bound)": _epsilon(runs, "round"), "ε of all rounds (bound)": _epsilon(runs, "total"),
         "δ": f"{first['privacy']['total']['delta']:g}" if first["privacy"] else "",
-        "seconds": f"{mean(run['seconds'] for run in runs):.0f}",
+        "seconds (test)": _seconds(runs), "precision": _distinct(run["settings"]["precision"] for run in runs),
+        "commit": _distinct(run["versions"]["commit"] for run in runs),
     }  # fmt: skip
     return "| " + " | ".join(columns[name] for name in header) + " |"
 
@@ -191,13 +202,46 @@ def _ari(runs: Runs) -> str:
     return spread(values) if values else ""
 
 
-def _epsilon(run: dict[str, Any], which: str) -> str:
+def _epsilon(runs: Runs, which: str) -> str:
+    """Of the seed that ran longest; another seed's clusters change only the bound by shuffling."""
+    run = max(runs, key=lambda run: run["privacy"]["rounds"] if run["privacy"] else 0)
     if not run["privacy"]:
         return ""
-    entry = run["privacy"][which]
-    return f"{entry['epsilon']:.4g} ({entry['smallest']})"
+    entry, rounds = run["privacy"][which], run["privacy"]["rounds"]
+    text = f"{entry['epsilon']:.4g} ({entry['smallest']})"
+    if which == "total" and rounds != run["rounds"]:
+        text += f" after {rounds} round{'s' if rounds > 1 else ''}"
+    return text
 
 
-def _epsilons(run: dict[str, Any]) -> str:
-    """Of the first seed; another seed's clusters change only the bound by shuffling."""
-    return f"{_epsilon(run, 'round')} / {_epsilon(run, 'total')}" if run["privacy"] else ""
+def _epsilons(runs: Runs) -> str:
+    return f"{_epsilon(runs, 'round')} / {_epsilon(runs, 'total')}" if _epsilon(runs, "round") else ""
+
+
+def _seconds(runs: Runs) -> str:
+    test = mean(run["stages"].get("test", 0.0) for run in runs)
+    return f"{mean(run['seconds'] for run in runs):.0f} ({test:.0f})"
+
+
+def _distinct(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
+
+
+def _made_with(runs: Runs) -> list[str]:
+    """A line for every set of runs with the same versions, precision, threads and cores."""
+    sets: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    counts: dict[tuple[str, ...], int] = defaultdict(int)
+    for run in runs:
+        versions, machine = run["versions"], run.get("machine", {})
+        key = (
+            versions["commit"], run["settings"]["precision"], str(run["settings"]["threads"]), versions["python"],
+            versions["torch"], versions["numpy"], str(machine.get("cores", "not noted")),
+        )  # fmt: skip
+        counts[key] += 1
+        if machine.get("load at the start") is not None:
+            sets[key].append(machine["load at the start"])
+    lines = []
+    for key in sorted(counts):
+        load = f"{min(sets[key])} to {max(sets[key])}" if sets[key] else "not noted"
+        lines.append("| " + " | ".join([*key, load, str(counts[key])]) + " |")
+    return lines

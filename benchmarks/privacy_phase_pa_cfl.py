@@ -238,7 +238,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--timed-users", type=int, default=0, help="users whose work is timed; 0 for all")
-    parser.add_argument("--noise", type=lambda text: text.split(","), default=["secure", "simulated"])
+    parser.add_argument("--noise", type=common.words, default=["secure", "simulated"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()

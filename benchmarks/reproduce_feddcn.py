@@ -133,7 +133,7 @@ def chosen(history: History, monitor: Monitor, uses_labels: bool) -> dict[str, A
             "uses_labels": uses_labels}  # fmt: skip
 
 
-def versions() -> dict[str, str]:
+def versions() -> dict[str, str | None]:
     """Versions of what the figures depend on, and the commit."""
     return common.versions(("torch", "pytorch-lightning", "numpy", "scikit-learn", "umap-learn"))
 

@@ -21,6 +21,7 @@ nobody. The ε of the JSONs is that of the mechanism with secure noise, and spea
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -35,7 +36,7 @@ from pa_cfl_table import write_table
 from fedclust import FederatedLoop, InProcess
 from fedclust.algorithms.pa_cfl import PrivateAdaptiveState
 from fedclust.clustering.distances import GRADIENT_METRICS, SEQUENCE_METRICS
-from fedclust.federation.errors import ClientError
+from fedclust.federation.errors import ClientError, NonFiniteError
 from fedclust.privacy.ledger import Ledger
 
 TEST_FIGURES = ("acc_mean", "acc_worst", "acc_pooled", "f1_macro", "auc")
@@ -77,6 +78,7 @@ class History(pl.Callback):
 
 def run(cell: Cell, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """One run; returns what its JSON holds."""
+    made_with = {"versions": common.versions(), "machine": common.machine()}  # before anybody commits or starts more
     data = cell.data(options.root)
     loop = FederatedLoop(cell.algorithm(), cell.client(), InProcess(threads=cell.options["threads"]))
     history = History(options.test_every, cell.rounds)
@@ -97,14 +99,14 @@ def run(cell: Cell, options: argparse.Namespace, work: Path) -> dict[str, Any]:
         "seconds": round(sum(loop.seconds.values()), 1),
         "stages": {name: round(value, 2) for name, value in loop.seconds.items()},
         "settings": cell.settings(), "rows_per_user": data.n_rows, "bytes": loop.byte_counts(),
-        "notes": loop.notes, "versions": common.versions(), "history": history.rows,
+        "notes": loop.notes, **made_with, "history": history.rows,
     }  # fmt: skip
 
 
 def not_finite(error: ClientError) -> bool:
-    """Whether a client failed because its model is no longer made of finite numbers."""
-    text = error.failure.message.lower()
-    return "nan" in text or "infinit" in text
+    """Whether a client failed because its model, or its gradient, is no longer made of finite numbers."""
+    overflow = r"ValueError: client \d+: \d+ of \d+ coordinates are NaN or infinite"  # of `top_k_indices`
+    return isinstance(error.__cause__, NonFiniteError) or re.fullmatch(overflow, error.failure.message) is not None
 
 
 def outcome(rows: list[dict[str, float]], diverged: dict[str, Any] | None) -> dict[str, Any]:

@@ -16,16 +16,15 @@ import json
 import os
 import platform
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import common
 import numpy as np
 
 from fedclust.privacy.sums import sum_vectors
 from fedclust.random import numpy_generator
 
-ROOT = Path(__file__).resolve().parent.parent
 BOUND = 8.0
 HEADERS = ["mode", "values", "clients", "dropped", "client s", "server s", "client MB up", "client kB down", "error"]
 
@@ -70,22 +69,14 @@ def all_rows(options: argparse.Namespace) -> list[dict[str, Any]]:
             for share in options.dropouts:
                 rows.append(measure("secure_sum", length, n, share))
             rows.append(measure("secure_sum", length, n, 0.0, bits=32))
-    if options.ckks_length and installed("tenseal"):
+    if options.ckks_length and common.installed("tenseal"):
         rows += [measure("ckks", options.ckks_length, n, share) for n in options.clients for share in options.dropouts]
     return rows
 
 
-def installed(package: str) -> str | None:
-    """Its version, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def machine() -> dict[str, Any]:
     """What the figures were measured with."""
-    packages = {name: installed(name) for name in ("fedclust", "numpy", "cryptography", "tenseal")}
+    packages = {name: common.installed(name) for name in ("fedclust", "numpy", "cryptography", "tenseal")}
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "load_1min": load, **packages}
 
@@ -129,14 +120,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=numbers, default=[100_000, 1_000_000])
     parser.add_argument("--clients", type=numbers, default=[10, 50, 100])
-    parser.add_argument("--dropouts", type=lambda text: [float(part) for part in text.split(",")], default=[0.0, 0.1])
+    parser.add_argument("--dropouts", type=common.decimals, default=[0.0, 0.1])
     parser.add_argument("--ckks-length", type=lambda text: int(float(text)), default=100_000, help="0 leaves CKKS out")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=common.RESULTS)
     options = parser.parse_args()
     record = {"machine": machine(), "bound": BOUND}
     record["rows"] = all_rows(options)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "secure_sum.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    common.write_json(options.out / "secure_sum.json", record)
     (options.out / "secure_sum.md").write_text(table(record), encoding="utf-8")
     print(table(record))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import mean, stdev
 from typing import Any
+
+from common import spread
 
 INTRO = """# PA-CFL's similarities
 
@@ -71,7 +72,4 @@ def _seeds(cells: list[dict[str, Any]]) -> str:
 
 def _spread(values: list[float | None], digits: int) -> str:
     known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    text = f"{mean(known):.{digits}f}"
-    return f"{text} ± {stdev(known):.{digits}f}" if len(known) > 1 else text
+    return spread(known, digits) if known else ""

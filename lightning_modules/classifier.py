@@ -12,7 +12,8 @@ from fedclust.checks import choice, non_negative, positive, positive_int
 from fedclust.data.tables import Table
 from fedclust.federation.batches import shuffled_batches
 from fedclust.federation.client import Batch, ClientModule, LocalFit, Terms, action
-from fedclust.federation.context import ClientContext
+from fedclust.federation.context import ClientContext, WorkContext
+from fedclust.federation.errors import NonFiniteOutputsError
 from fedclust.federation.message import Message, read_int, tensors_under, with_prefix
 from fedclust.federation.padding import channels_last, mask_of, mean_cross_entropy
 from fedclust.scores import class_confusion, roc_auc
@@ -140,7 +141,7 @@ class Classifier(ClientModule):
     def evaluate(self, message: Message, ctx: ClientContext) -> Message:
         """Counts over one split's rows under the received weights."""
         self.load_exchanged(tensors_under("weights", message))
-        return self.scores(ctx.table(message))
+        return self.scores(ctx.table(message), ctx)
 
     @action
     def assign(self, message: Message, ctx: ClientContext) -> Message:
@@ -160,7 +161,7 @@ class Classifier(ClientModule):
     def evaluate_own(self, message: Message, ctx: ClientContext) -> Message:
         """Counts over one split's rows under the client's own model; the initial one if it never took part."""
         self.load_own(message, ctx.state)
-        return self.scores(ctx.table(message))
+        return self.scores(ctx.table(message), ctx)
 
     @action
     def assign_own(self, message: Message, ctx: ClientContext) -> Message:
@@ -204,13 +205,23 @@ class Classifier(ClientModule):
         with torch.autocast(device.type, enabled=False):
             return torch.cat([self(chunk.to(device)).cpu() for chunk in torch.split(x, _CHUNK)])
 
-    def scores(self, table: Table) -> Message:
-        """Number of rows, confusion counts (C, C) and, where it is defined, the area under the ROC."""
+    def scores(self, table: Table, ctx: WorkContext) -> Message:
+        """Number of rows, confusion counts (C, C) and, where it is defined, the area under the ROC.
+
+        Args:
+            table: Rows with labels; may be empty.
+            ctx: Names the client and the round in errors.
+
+        Raises:
+            NonFiniteOutputsError: If the model gives NaN or infinite logits for any row.
+        """
         assert self.n_classes is not None
         if not len(table):
             empty = torch.zeros(self.n_classes, self.n_classes, dtype=torch.int64)
             return {"n": 0, "confusion": empty, "auc": None}
         logits, y = self.logits(table.x), self._labels(table)
+        if bad := int((~torch.isfinite(logits)).any(1).sum()):
+            raise NonFiniteOutputsError(ctx.who, ctx.round, bad, len(table))
         confusion = class_confusion(y, logits.argmax(1), self.n_classes)
         return {"n": len(table), "confusion": confusion, "auc": roc_auc(y, logits.softmax(1))}
 

@@ -82,9 +82,8 @@ class FedAvg(SupervisedAlgorithm):
             average.add(tensors_under("weights", reply), rows, name=f"client {client}")
             terms.add(reply, rows)
 
-        shared: Message = {**with_prefix("weights", state.weights), "epochs": 1 if server.quick else self.round_epochs}
         with server.stage("train"):
-            server.ask("update", cohort, shared=shared, on_reply=fold)
+            server.ask("update", cohort, shared=self._work(state, server), on_reply=fold)
         return FedAvgState(average.result()), terms.metrics()
 
     def _protected_round(self, state: FedAvgState, cohort: list[int], server: Server) -> tuple[FedAvgState, Metrics]:
@@ -95,15 +94,18 @@ class FedAvg(SupervisedAlgorithm):
             terms.add(reply, read_number(reply, "n_rows"))
             trained.append(client)
 
-        shared: Message = {**with_prefix("weights", state.weights), "epochs": 1 if server.quick else self.round_epochs}
         with server.stage("train"):
-            server.ask("update_kept", cohort, shared=shared, on_reply=take)
+            server.ask("update_kept", cohort, shared=self._work(state, server), on_reply=take)
         length = sum(value.numel() for value in state.weights.values()) + 1
         with server.stage("sum"):
             to: dict[int, Message] = {client: {} for client in trained}
             found = sum_over_clients(server, self.aggregation, to, length, self.sum_bound, "contribute_weights")
         means = torch.from_numpy(found.total[:-1] / round(found.total[-1]))
         return FedAvgState(_unflattened(means, state.weights)), terms.metrics()
+
+    def _work(self, state: FedAvgState, server: Server) -> Message:
+        """What every client of a round gets: the global weights, and how many epochs to train."""
+        return {**self.shared_model(state), "epochs": 1 if server.quick else self.round_epochs}
 
     def shared_model(self, state: State) -> Message:
         """The global weights."""

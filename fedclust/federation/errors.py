@@ -50,7 +50,11 @@ class RoundFailedError(FederationError):
         self.failures = failures
 
 
-class NonFiniteLossError(FederationError):
+class NonFiniteError(FederationError):
+    """A model, or what it computes, is no longer made of finite numbers."""
+
+
+class NonFiniteLossError(NonFiniteError):
     """A local loss, or the weights after the last step, became NaN or infinite and must not be averaged."""
 
     def __init__(
@@ -60,4 +64,14 @@ class NonFiniteLossError(FederationError):
         super().__init__(
             f"{who}, round {round}: the {what} became {value} in local epoch {epoch}{known}. Lower the learning rate, "
             "use precision 32-true or bf16-mixed, or, where the method adds noise, less of it"
+        )
+
+
+class NonFiniteOutputsError(NonFiniteError):
+    """A model that is to be evaluated gives NaN or infinite outputs, so that no figure of it would mean anything."""
+
+    def __init__(self, who: str, round: int, bad: int, rows: int) -> None:
+        super().__init__(
+            f"{who}, round {round}: the model's outputs are not finite on {bad} of {rows} rows. Lower the learning "
+            "rate, or, where the method adds noise, use less of it"
         )

@@ -15,7 +15,7 @@ from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition import Iid
 from fedclust.federation.averaging import weighted_average
 from fedclust.federation.backend import InProcess
-from fedclust.federation.errors import ClientError
+from fedclust.federation.errors import ClientError, NonFiniteOutputsError
 from fedclust.federation.loop import FederatedLoop
 from fedclust.scores import accuracy, class_confusion, macro_f1, roc_auc, user_metrics
 from lightning_modules.classifier import Classifier
@@ -166,3 +166,17 @@ def test_sums_that_cannot_work_are_refused_before_training(blobs: Any, trainer: 
         fit(FedAvg(aggregation="secure_sum"), one, trainer)
     with pytest.raises(ValueError, match="aggregation"):
         FedAvg(aggregation="sum")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_whose_outputs_are_not_finite_is_not_measured(blobs: Any, trainer: Any, value: float) -> None:
+    """Whatever the classes of the rows are: the area under the ROC, which would notice, needs two of them."""
+    loop = fit(LocalOnly(), blobs(), trainer)
+    state = loop.backend.states.get(1)
+    bias = next(name for name in state if name.startswith("own/") and name.endswith("bias"))
+    loop.backend.states.put(1, {**state, bias: torch.full_like(torch.as_tensor(state[bias]), value)})
+    message = r"client 1, round 1, action 'evaluate_own': .*client 1, round 1: the model's outputs are not finite on "
+    rows = len(loop.backend.data.client(1).val)
+    with pytest.raises(ClientError, match=rf"{message}{rows} of {rows} rows") as caught:
+        loop.algorithm.evaluate(loop.state, loop.server, "val")
+    assert isinstance(caught.value.__cause__, NonFiniteOutputsError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import optuna
 import pytest
 
+from fedclust.clustering.distances import SEQUENCE_METRICS
 from tuning.space import find_space, load_space, parse_space, shipped_spaces
 
 
@@ -142,3 +143,13 @@ def test_table_one_of_the_paper():
         "cluster_weight": (1e-4, 1.0), "recon_weight": (0.1, 10.0), "lr": (1e-5, 1e-2),
     }  # fmt: skip
     assert all(found[name].distribution.log for name in ranges if name != "latent_dim")
+
+
+def test_pa_cfl_draws_nothing_that_has_no_effect():
+    found = {parameter.name: parameter for parameter in load_space("pa_cfl").parameters}
+    # The other similarities show a server the whole gradient.
+    assert set(found["similarity"].distribution.choices) <= set(SEQUENCE_METRICS)
+    # FastDTW alone has a radius; bounds and noise play no part without privacy.
+    if "radius" in found:
+        assert list(found["radius"].when["similarity"]) == ["fastdtw"]
+    assert not found.keys() & {"epsilon", "delta", "noise"}
