@@ -38,6 +38,8 @@ class FedAvg(SupervisedAlgorithm):
         ValueError: Naming the argument, its value and what is allowed.
     """
 
+    client_actions: ClassVar[tuple[str, ...]] = ("update", "evaluate")
+    client_class: ClassVar[str] = "lightning_modules.Classifier"
     state_class: ClassVar[type[State]] = FedAvgState
 
     def __init__(

@@ -94,6 +94,8 @@ class PrivateAdaptiveCFL(OwnModelAlgorithm):
         ValueError: Naming the argument, its value and what is allowed.
     """
 
+    client_actions: ClassVar[tuple[str, ...]] = ("describe", "measure", "protect", "absorb")
+    client_class: ClassVar[str] = "lightning_modules.PrivateAdaptiveClient"
     state_class: ClassVar[type[State]] = PrivateAdaptiveState
 
     def __init__(
@@ -160,13 +162,20 @@ class PrivateAdaptiveCFL(OwnModelAlgorithm):
         """The six phases of Sec. 5 with the users of the cohort.
 
         Raises:
-            ValueError: If the state is that of a run with another `top_k`, whose sequences do not compare.
+            ValueError: If the state is that of a run with another `top_k`, whose sequences do not compare, or with
+                another `privacy`, of which no ε could be told.
         """
         assert isinstance(state, PrivateAdaptiveState)
         k, before = self._k(server), state.first_sequences.shape[1]
         if k != before:
             raise ValueError(
                 f"top_k {self.top_k:g} makes sequences of length {k}, but the checkpoint was made with {before}"
+            )
+        private = len(state.ledger["rounds"])
+        if private != (server.context.round - 1 if self.privacy else 0):
+            raise ValueError(
+                f"privacy is {str(self.privacy).lower()}, but of the {server.context.round - 1} rounds before this one "
+                f"{private} were private, so no ε would hold: go on as the run began, or start a new one"
             )
         current = Round(self, state, server, cohort, k)
         metrics: Metrics = {}

@@ -43,8 +43,11 @@ class Inputs:
         """
         if isinstance(x, Table):
             return x.x
-        if isinstance(x, tuple):
-            raise ValueError("x must be an array of rows, not a tuple: give (rows, labels) to `assign` only")
+        if isinstance(x, tuple | ClientData):
+            raise ValueError(
+                f"x must be an array of rows or a Table such as data.client(3).test, not a {type(x).__name__}; "
+                "(rows, labels) and whole clients are for `assign`"
+            )
         values = _numbers(array_of(x) if isinstance(x, Tensor) else np.asarray(x))
         features = int(np.prod(self.shape))
         if len(self.shape) == 3 and values.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape:

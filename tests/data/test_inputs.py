@@ -99,7 +99,7 @@ def test_an_index_is_no_label_where_labels_are_numbers() -> None:
 
 
 def test_a_pair_is_for_assign_only(images: Inputs) -> None:
-    with pytest.raises(ValueError, match=r"not a tuple: give \(rows, labels\) to `assign` only"):
+    with pytest.raises(ValueError, match=r"not a tuple; \(rows, labels\) and whole clients are for `assign`"):
         images.rows((np.zeros((3, 4)), [0, 1, 2]))
 
 
