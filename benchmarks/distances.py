@@ -2,7 +2,7 @@
 
     python benchmarks/distances.py                                   # everything, at the sizes of the paper
     python benchmarks/distances.py --sections exact,speed            # some of it
-    python benchmarks/distances.py --clients 4 --length 200 --long 400 --overlap-clients 4,8 --out /tmp/try
+    python benchmarks/distances.py --clients 4 --length 200 --long 400 --overlap-clients 4 --out /tmp/try
 
 Sections:
     exact    all pairs at k = --length: DTW and FastDTW here, fastdtw (PyPI, radius 1), dtaidistance, tslearn
@@ -26,37 +26,20 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import common
 import numpy as np
+from distances_overlap import clock, sequences
 from distances_peers import PEERS, row_by_row, step_speed
 from distances_table import Rows, markdown, section
 
 from fedclust.clustering.distances import dtw, fastdtw, pairwise
-from fedclust.random import numpy_generator
 
 SECTIONS = ("exact", "fast", "overlap", "growth", "speed")
 PACKAGES = ("numpy", "scipy", "numba", "fastdtw", "dtaidistance", "tslearn")
-
-
-def sequences(n: int, k: int, d: int) -> np.ndarray:
-    """(n, k) permutation sequences of n clients in five groups."""
-    pools = [numpy_generator(0, "pool", group).choice(d, min(d, 2 * k), replace=False) for group in range(5)]
-    return np.stack([numpy_generator(0, "client", i).permutation(pools[i % 5])[:k] for i in range(n)])
-
-
-def clock(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest run."""
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def against_peers(options: argparse.Namespace, rows: np.ndarray, peer_pairs: int) -> Rows:
@@ -97,7 +80,7 @@ def overlap(options: argparse.Namespace) -> Rows:
     """Section `overlap`: growth in N at k = --long, and growth in k at the largest N."""
     most = max(options.overlap_clients)
     by_n = [in_a_child(n, options.long, options) for n in options.overlap_clients]
-    lengths = sorted({max(2, options.long * part // 8) for part in (1, 2, 4)})
+    lengths = sorted({max(2, options.long * part // 4) for part in (1, 2)})
     by_k = [*(in_a_child(most, k, options) for k in lengths), next(row for row in by_n if row["clients"] == most)]
     results = [*by_n, *by_k[:-1]]
     for name, key, rows in (("N", "clients", by_n), ("k", "k", by_k)):
@@ -109,29 +92,11 @@ def overlap(options: argparse.Namespace) -> Rows:
 
 def in_a_child(n: int, k: int, options: argparse.Namespace) -> dict[str, Any]:
     """One size in a fresh process, so that its peak of memory is its own."""
-    command = [sys.executable, __file__, "--overlap-child", str(n), "--long", str(k)]
-    command += ["--long-dimension", str(options.long_dimension), "--repeats", str(options.repeats)]
+    numbers = map(str, (n, k, options.long_dimension, options.repeats))
+    command = [sys.executable, str(Path(__file__).with_name("distances_overlap.py")), *numbers]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     row: dict[str, Any] = json.loads(done.stdout)
     return row
-
-
-def overlap_child(options: argparse.Namespace) -> None:
-    """One size of section `overlap`, printed as JSON."""
-    rows = sequences(options.overlap_child, options.long, options.long_dimension)
-    n, k = rows.shape
-    pairwise(rows[:2, :9], "index_overlap")
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak of what came before
-    seconds = clock(lambda: pairwise(rows, "index_overlap"), options.repeats)
-    found = {"what": f"index_overlap, N = {n}, k = {k}", "clients": n, "k": k, "seconds": seconds}
-    print(json.dumps(found | {"extra MB": memory("VmHWM") - before, "sequences MB": round(rows.nbytes / 2**20)}))
-
-
-def memory(entry: str) -> int:
-    """MB of this process, from the kernel's books (Linux)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return round(next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024)
 
 
 def growth(options: argparse.Namespace) -> Rows:
@@ -195,7 +160,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--long-dimension", type=int, default=10**7)
     parser.add_argument("--long-pairs", type=int, default=3, help="pairs timed with each peer in `fast`; 0 for all")
     parser.add_argument("--overlap-clients", type=common.integers, default=[10, 20, 50, 100, 200, 500])
-    parser.add_argument("--overlap-child", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=common.RESULTS)
@@ -209,15 +173,11 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measures, prints and writes."""
     options = parse()
-    if options.overlap_child:
-        overlap_child(options)
-        return
     path = options.out / "distances.json"
     if options.table:
         path.with_suffix(".md").write_text(markdown(json.loads(path.read_text())))
         return
-    left_out = ("out", "overlap_child", "table")
-    settings = {name: value for name, value in vars(options).items() if name not in left_out}
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "table")}
     machine = {**common.machine(), **common.versions(PACKAGES)}
     report: dict[str, Any] = {"settings": settings, "machine": machine, "sections": {}}
     work = {"exact": exact, "fast": fast, "overlap": overlap, "growth": growth, "speed": speed}

@@ -2,6 +2,7 @@
 
     python benchmarks/flameche.py                         # N = 20, 100, 500; participation 1, .5, .2; two seeds
     python benchmarks/flameche.py --clients 20 --modes plain,secure_sum,ckks --participation 1 --seeds 0
+    python benchmarks/flameche.py --dataset digits --network small_cnn --clients 8 --rounds 3 --out /tmp/try
 
 Four planted groups: images rotated by 0, 90, 180, 270 degrees, rows dealt at random. Metadata only, no model is trained
 (round_epochs = 0). LeNet-5's 84 random features, so metadata are 10 × 84 numbers; five starts side by side.

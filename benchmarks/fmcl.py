@@ -2,6 +2,7 @@
 
     python benchmarks/fmcl.py                                            # the grid: linear head on cached features
     python benchmarks/fmcl.py --encoders raw --partitions groups --clients 20 --seeds 0
+    python benchmarks/fmcl.py --dataset digits --encoders raw --clients 5 --seeds 0 --rounds 1 --out /tmp/try
     python benchmarks/fmcl.py --cnn --clients 20 --seeds 0               # the CNN on pixels, signatures by --encoders
     python benchmarks/fmcl.py --table
 

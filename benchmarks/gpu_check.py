@@ -2,6 +2,7 @@
 
     python benchmarks/gpu_check.py                       # digits, a few minutes
     python benchmarks/gpu_check.py --dataset fashion_mnist --methods FedDCN,FedAvg --rounds 3
+    python benchmarks/gpu_check.py --methods FedAvg,FLAMECHE --rounds 1 --out /tmp/try
 
 Prints, per method and precision: rounds per second, peak memory of the device, the largest difference of the last
 round's metrics to the CPU's, and whether everything stayed finite. Exit code 1 if a run failed, a metric is not finite,

@@ -30,6 +30,7 @@ network with Sigmoid and average pooling, for comparison. Noise is simulated (re
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -96,9 +97,19 @@ def expected_magnitudes(client: PrivateAdaptiveClient, seed: int, draws: int = 8
     return total / draws
 
 
-def attacks(options: argparse.Namespace, source: Source, number: int) -> tuple[Rows, dict[str, Tensor]]:
-    """All attacks on one image; rows of figures, and images by "view/k"."""
+def victim(options: argparse.Namespace, source: Source) -> tuple[PrivateAdaptiveClient, Tensor]:
+    """The network with the initial weights of every round that is observed, and the magnitudes expected of it."""
     client = SmoothClient() if options.network == "smooth" else PrivateAdaptiveClient("cnn")
+    assert source.class_names is not None
+    client.build(tuple(source.train.x.shape[1:]), len(source.class_names))
+    client.initialize(options.seed)
+    return client, expected_magnitudes(client, options.seed)
+
+
+def attacks(
+    options: argparse.Namespace, source: Source, client: PrivateAdaptiveClient, expected: Tensor, number: int
+) -> tuple[Rows, dict[str, Tensor]]:
+    """All attacks on one image; rows of figures, and images by "view/k"."""
     draw_rows = numpy_generator(options.seed, "leakage", "rows", number)
     rows = draw_rows.choice(len(source.train), options.users, replace=False).tolist()
     truth, label = source.train.x[rows[0]], int(source.train.y[rows[0]])
@@ -107,7 +118,6 @@ def attacks(options: argparse.Namespace, source: Source, number: int) -> tuple[R
     results: Rows = [{"image": number, "label": label, "view": "guess", **compare(found["guess"], truth)}]
     for place, top_k in enumerate(options.top_k):
         seen = observe(source, rows, top_k, options.epsilon, options.seed, client)
-        expected = expected_magnitudes(client, options.seed)
         for view in ("whole", *VIEWS) if place == 0 else VIEWS:
             loss_of, start = score(view, seen, options.epsilon, expected), time.process_time()
             tries = [
@@ -140,6 +150,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--root", help="folder of the data; default: where the library looks")
     parser.add_argument("--out", type=Path, default=common.RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write the Markdown from the JSON")
     return parser.parse_args()
 
 
@@ -149,13 +160,18 @@ def main() -> None:
     common.quiet()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    source = load_source(options.dataset, root=options.root)
-    settings = {name: value for name, value in vars(options).items() if name not in ("out", "root")}
     stem = options.out / ("leakage_pa_cfl" + ("_smooth" if options.network == "smooth" else ""))
-    report: dict[str, Any] = {"settings": settings, "versions": common.versions(), "rows": []}
+    if options.table:
+        report = json.loads(stem.with_suffix(".json").read_text())
+        stem.with_suffix(".md").write_text(markdown(report, stem.name))
+        return
+    source = load_source(options.dataset, root=options.root)
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "root", "table")}
+    client, expected = victim(options, source)
+    report = {"settings": settings, "versions": common.versions(), "rows": []}
     pictures = []
     for number in range(options.images):
-        rows, found = attacks(options, source, number)
+        rows, found = attacks(options, source, client, expected, number)
         report["rows"] += rows
         pictures.append(found)
         # After every image, so that a run that is stopped leaves what it has.

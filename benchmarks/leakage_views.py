@@ -129,6 +129,7 @@ def _in_order(seen: Seen) -> Score:
 
 
 def _sorted(seen: Seen) -> Score:
+    """A heuristic: `important` holds the values at π^g, which need not be the k largest of this user's gradient."""
     values = seen.important.sort().values
 
     def loss(dummy: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
     python benchmarks/profile_feddcn.py                       # stages and rounds, matrix products, loop against loop
     python benchmarks/profile_feddcn.py --dataset digits      # the same on a small data set
+    python benchmarks/profile_feddcn.py --dataset digits --pairs 1 --rows 64 --skip-stages --out /tmp/try
 
 Prints, for float32 and bf16-mixed on 1 and 2 threads: seconds per stage and per round, the share of a local step that
 is inside matrix products (the profiler's own time of mm and addmm), and the library's local loop against a bare loop

@@ -3,6 +3,7 @@
     python benchmarks/reproduce_pa_cfl.py --dataset fashion_mnist --partition set2 --rows no_privacy --seeds 0,1
     python benchmarks/reproduce_pa_cfl.py --dataset fashion_mnist --partition set2 --rows all_three --epsilon 1,1e2,1e3
     python benchmarks/reproduce_pa_cfl.py --dataset mnist --partition dirichlet_0.1 --similarity index_overlap
+    python benchmarks/reproduce_pa_cfl.py --dataset digits --partition set2 --clients 5 --rounds 1 --out /tmp/try
     python benchmarks/reproduce_pa_cfl.py --table
 
 Rows: the six of Table 2, and FedAvg and LocalOnly with the same network and local epochs. Rates, batches and rounds are

@@ -2,6 +2,7 @@
 
     python benchmarks/rounds.py                                  # all tasks and systems; installs Flower in a venv
     python benchmarks/rounds.py --tasks tiny --systems InProcess,Vectorised,bare --rounds 3
+    python benchmarks/rounds.py --tasks tiny --systems bare --precisions 32-true --rounds 2 --out /tmp/try
 
 Tasks: feddcn (stage 3 on Fashion-MNIST, 5 clients, autoencoder 784-512-256-6, 5 epochs), cnn (CNN of 582,026 parameters
 on Fashion-MNIST, 20 clients of 3,000 images, one epoch), tiny (100 clients of 14 digits, a small perceptron).

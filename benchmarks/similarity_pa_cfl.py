@@ -3,7 +3,7 @@
     python benchmarks/similarity_pa_cfl.py                                  # both parts, one seed
     python benchmarks/similarity_pa_cfl.py --parts overlap --seeds 0,1,2,3,4
     python benchmarks/similarity_pa_cfl.py --parts clusters --datasets mnist --clients 20 --partitions set2
-    python benchmarks/similarity_pa_cfl.py --limit 2000 --rows-per-label 50 --clients 20 --out /tmp/try
+    python benchmarks/similarity_pa_cfl.py --limit 300 --rows-per-label 6 --clients 5 --epochs 1 --out /tmp/try
     python benchmarks/similarity_pa_cfl.py --table                          # only writes the Markdown again
 
 Users train R = --epochs local epochs from the initial weights of their seed; that happens once per cell, through the

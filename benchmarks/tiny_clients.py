@@ -1,6 +1,7 @@
 """Seconds per round of many tiny clients: one after the other, and trained together.
 
     python benchmarks/tiny_clients.py [--clients 100] [--rows 20] [--epochs 5] [--rounds 5] [--threads 1]
+    python benchmarks/tiny_clients.py --clients 4 --epochs 1 --rounds 1
 
 One round is one `update` of every client (FedAvg's local epochs of a small classifier on rows of 64 features); the
 backends take turns, and the median over the rounds counts. Prints JSON with the machine's load beside it.

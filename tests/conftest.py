@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,16 @@ def _one_quiet_thread() -> Iterator[None]:
     quiet_lightning()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def real_data_root() -> Path:
+    """Folder with real MNIST and FashionMNIST files, or skip."""
+    beside_the_repository = Path(__file__).parents[2] / "shared" / "data"
+    for place in (os.environ.get("FEDCLUST_DATA"), beside_the_repository):
+        if place and (Path(place) / "MNIST" / "raw").is_dir():
+            return Path(place)
+    pytest.skip("no MNIST files on this machine")
 
 
 def _blob_arrays(

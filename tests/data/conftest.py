@@ -1,25 +1,14 @@
-"""Shared helpers of the data tests: where real data may lie, and tiny files in the formats the library reads."""
+"""Shared helpers of the data tests: tiny files in the formats the library reads."""
 
 from __future__ import annotations
 
 import gzip
-import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-
-@pytest.fixture
-def real_data_root() -> Path:
-    """Folder with real MNIST and FashionMNIST files, or skip."""
-    beside_the_repository = Path(__file__).parents[3] / "shared" / "data"
-    for place in (os.environ.get("FEDCLUST_DATA"), beside_the_repository):
-        if place and (Path(place) / "MNIST" / "raw").is_dir():
-            return Path(place)
-    pytest.skip("no MNIST files on this machine")
 
 
 def _idx_bytes(array: np.ndarray) -> bytes:
