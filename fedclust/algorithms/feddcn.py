@@ -70,7 +70,6 @@ class FedDCN(ClusteringAlgorithm):
         ValueError: Naming the argument, its value and what is allowed.
     """
 
-    client_actions: ClassVar[tuple[str, ...]] = ("learn_locally", "update", "cluster")
     state_class: ClassVar[type[State]] = FedDCNState
     default_monitor: ClassVar[tuple[str, str]] = ("val/dbi", "min")
 
