@@ -14,8 +14,13 @@ Counted is all that lies between the local training and the clustering at the ag
 
 Not counted: local training, the permutation sequences and pre-clustering (their bytes are given beside), fine
 clustering, averaging, and any network: everything runs in this process. Gradients are random vectors of the right
-size; actions, servers and byte counts are the library's own. MB are 1e6 bytes. Seconds are wall time, processor time
-stands beside. Load and threads are written down.
+size; actions, servers and byte counts are the library's own. MB are 1e6 bytes.
+
+Timed is one run per line: each stage of every timed user and of the servers once, with no mean and no best of several.
+Where fewer users are timed than there are, the user side is scaled up to all of them; the servers always do all of
+their work. A phase of 1,000 coordinates goes before, untimed: it compiles the kernels of noise and shuffle or loads
+them from disk, once per process. Seconds are wall time on the given number of threads, the users one after the other;
+processor time stands beside. Load and threads are written down.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ from lightning_modules import PrivateAdaptiveClient
 PAPER = {"cnn": (884.84, 12.43), "resnet10": (746.60, 10.49)}
 SHAPES = {"cnn": (1, 28, 28), "resnet10": (3, 32, 32)}
 TEN_TIMES_CNN = 5_820_260
+WARM_UP = 1000
 TOP_K, EPSILON, DELTA, GROUP = 0.0025, 1.0, 1e-5, 4
 REMARK = """Remark on the paper's figures: in its Table 1 every scheme's ratio between the CNN's row and the
 ResNet-10's is 5,820,260 : 4,910,922, so the CNN's row was computed with ten times the 582,026 parameters that it
@@ -252,7 +258,9 @@ def main() -> None:
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     settings |= {"top_k": TOP_K, "epsilon": EPSILON, "users in a group": GROUP}
     machine: dict[str, Any] = {"cores": os.cpu_count(), "load at the start": os.getloadavg()[0]}
-    machine |= common.versions(("torch", "numpy"))
+    machine |= common.versions(("torch", "numpy", "numba"))
+    for noise in options.noise:
+        Phase(WARM_UP, {}, noise, options.users, 1).run()
     lines = [measure(*size, noise, options) for size in sizes() for noise in options.noise]
     machine["load at the end"] = os.getloadavg()[0]
     report = {"settings": settings, "machine": machine, "remark": REMARK, "lines": lines}

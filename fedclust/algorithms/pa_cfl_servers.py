@@ -125,7 +125,8 @@ class ManagementServer:
         """Sec. 5.5: the less important values, shuffled inside groups; and the users that are alone in theirs."""
         clients = sorted(self.less)
         labels = np.array([groups[client] for client in clients])
-        mixed, alone = shuffle_coordinates(_stacked(self.less, clients), labels, source)
+        reports = _stacked(self.less, clients)
+        mixed, alone = shuffle_coordinates(reports, labels, source, out=reports)
         return dict(zip(clients, mixed, strict=True)), [clients[row] for row in alone]
 
 

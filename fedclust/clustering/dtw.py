@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclust.clustering.jit import jit
+from fedclust.jit import jit
 
 Array = Any
 _STRIP_BYTES = 6144  # longest stretch of an anti-diagonal, so that all of its operands stay in the first-level cache

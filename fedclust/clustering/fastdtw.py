@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclust.clustering.jit import jit
+from fedclust.jit import jit
 
 Array = Any
 _UP, _LEFT, _CORNER = 0, 1, 2

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclust.clustering.jit import jit
+from fedclust.jit import jit
 
 _BLOCK = 2**22  # coordinates listed at a time
 _FEW = 2**18  # below so many indices sorting them costs less than listing all coordinates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from fedclust.checks import non_negative, positive
 
 SMALLEST_BOUND = 2.0**-100
+# Elements at a time: what is worked on stays in the second-level cache, and no float64 copy of a vector is made.
+_AT_ONCE = 1 << 15
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def l2_norm(vector: Tensor, who: str = "") -> float:
@@ -22,8 +26,7 @@ def l2_norm(vector: Tensor, who: str = "") -> float:
     Raises:
         ValueError: naming ``who``, if an element is NaN or infinite.
     """
-    _check(vector, who)
-    return _norm(vector.detach().to(torch.float64))
+    return _norm(_flat(vector, who), who)
 
 
 def clip_norm(vector: Tensor, bound: float, who: str = "") -> Tensor:
@@ -42,16 +45,18 @@ def clip_norm(vector: Tensor, bound: float, who: str = "") -> Tensor:
     """
     name = f"{who}: " if who else ""
     bound = positive(f"{name}the clipping bound", bound)
-    _check(vector, who)
-    wide = vector.detach().to(torch.float64)
-    norm = _norm(wide)
+    flat = _flat(vector, who)
+    norm = _norm(flat, who)
     if norm <= bound:
         return vector.detach().clone()
+    result = torch.empty_like(flat)
     shrink = 1.0
     while True:
-        clipped = _narrow(wide * (bound / norm * shrink), vector.dtype)
-        if _norm(clipped.to(torch.float64)) <= bound:
-            return clipped
+        factor = bound / norm * shrink
+        for part, room in zip(torch.split(flat, _AT_ONCE), torch.split(result, _AT_ONCE), strict=True):
+            room.copy_(_narrow(part.to(torch.float64) * factor, vector.dtype))
+        if _norm(result, who) <= bound:
+            return result.reshape(vector.shape)
         shrink -= 2.0**-52
 
 
@@ -78,25 +83,40 @@ def median_norm(norms: Mapping[int, float] | Iterable[float]) -> float:
     return median or SMALLEST_BOUND
 
 
-def _check(vector: Any, who: str) -> None:
-    name = f"{who}: " if who else ""
+def _flat(vector: Any, who: str) -> Tensor:
     if not isinstance(vector, Tensor) or not vector.is_floating_point():
+        name = f"{who}: " if who else ""
         raise ValueError(f"{name}need a tensor of floats, got {getattr(vector, 'dtype', type(vector).__name__)}")
-    bad = int((~torch.isfinite(vector)).sum())
+    return vector.detach().reshape(-1)
+
+
+def _norm(flat: Tensor, who: str) -> float:
+    squares = _squares(flat, 1.0)
+    if 2.0**-800 < squares < math.inf:
+        return math.sqrt(squares)
+    bad = int((~torch.isfinite(flat)).sum())
     if bad:
-        raise ValueError(f"{name}{bad} of {vector.numel()} elements are NaN or infinite")
-
-
-def _norm(wide: Tensor) -> float:
-    if wide.numel() == 0:
-        return 0.0
-    largest = float(wide.abs().max())
+        name = f"{who}: " if who else ""
+        raise ValueError(f"{name}{bad} of {flat.numel()} elements are NaN or infinite")
+    largest = float(flat.abs().max()) if flat.numel() else 0.0
     # Scaled, so that squares neither overflow nor vanish.
-    return largest * float(torch.linalg.vector_norm(wide / largest)) if largest > 0 else 0.0
+    return largest * math.sqrt(_squares(flat, largest)) if largest > 0 else 0.0
+
+
+def _squares(flat: Tensor, scale: float) -> float:
+    """Sum of the squares of the elements over ``scale``."""
+    total = 0.0
+    for part in torch.split(flat, _AT_ONCE):
+        wide = part.to(torch.float64)
+        wide = wide if scale == 1 else wide / scale
+        total += float(wide @ wide)
+    return total
 
 
 def _narrow(wide: Tensor, dtype: torch.dtype) -> Tensor:
     """``wide`` in ``dtype``, rounded towards zero, so that no element grows."""
     narrow = wide.to(dtype)
-    grown = narrow.to(torch.float64).abs() > wide.abs()
-    return torch.where(grown, torch.nextafter(narrow, torch.zeros_like(narrow)), narrow)
+    bits = narrow.view(_BITS[dtype.itemsize])
+    # Read as a whole number, sign aside, the next float towards zero is one less.
+    bits -= (narrow.to(torch.float64).abs() > wide.abs()).to(bits.dtype)
+    return narrow

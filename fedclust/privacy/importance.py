@@ -117,7 +117,7 @@ def split_important(vector: Tensor, indices: Any) -> tuple[Tensor, Tensor]:
     if vector.ndim != 1:
         raise ValueError(f"need a vector, got shape {tuple(vector.shape)}")
     index, rest = _both_parts(indices, len(vector), vector.device)
-    return vector[index], vector[rest]
+    return vector[index], vector.masked_select(rest)
 
 
 def join_important(important: Tensor, less: Tensor, indices: Any, d: int) -> Tensor:
@@ -144,8 +144,8 @@ def join_important(important: Tensor, less: Tensor, indices: Any, d: int) -> Ten
             f"{len(index)} indices take a vector of {d} apart into {len(index)} and {d - len(index)} coordinates, "
             f"got shapes {tuple(important.shape)} and {tuple(less.shape)}"
         )
-    vector = important.new_empty(d)
-    vector[index], vector[rest] = important, less
+    vector = important.new_empty(d).masked_scatter_(rest, less)
+    vector[index] = important
     return vector
 
 
@@ -186,6 +186,7 @@ def _refuse_repeats(keys: np.ndarray, size: int, names: Sequence[str]) -> None:
 
 
 def _both_parts(indices: Any, d: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The indices, and which of the d coordinates are not among them."""
     index = indices.detach() if isinstance(indices, Tensor) else torch.as_tensor(np.asarray(indices))
     if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise ValueError(f"indices must be a list of integers, got shape {tuple(index.shape)} of {index.dtype}")
@@ -195,7 +196,7 @@ def _both_parts(indices: Any, d: int, device: torch.device) -> tuple[Tensor, Ten
         raise ValueError(f"index {int(wrong[0])} lies outside 0 to {d - 1}")
     rest = torch.ones(d, dtype=torch.bool, device=device)
     rest[index] = False
-    others = torch.nonzero(rest).flatten()
-    if len(others) + len(index) != d:
-        raise ValueError(f"{len(index) + len(others) - d} of {len(index)} indices repeat others")
-    return index, others
+    repeats = int(torch.count_nonzero(rest)) + len(index) - d
+    if repeats:
+        raise ValueError(f"{repeats} of {len(index)} indices repeat others")
+    return index, rest

@@ -9,19 +9,21 @@ Not covered: the time that drawing takes, copies of the vector left in memory, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedclust.checks import positive, positive_int
 from fedclust.privacy.clipping import clip_norm
-from fedclust.privacy.randomness import RandomSource, SecureRandom, uniform_below
+from fedclust.privacy.kernels import combine, draw_fractions, draw_wholes
+from fedclust.privacy.randomness import RandomSource, SecureRandom, Supply
 
 GRID_STEPS = 1 << 32
 LARGEST_EPSILON = 2.0**30
-_CHUNK = 1 << 16
+# Values at a time, so that what is worked on stays in the second-level cache.
+_AT_ONCE = 1 << 13
+# Random bytes asked for per value; the mean is 11.1.
+_BYTES = 12
 # More than float64 rounding can add to a norm or a quotient, and nothing beside the noise.
 _MARGIN = 1 - 2.0**-40
 
@@ -43,28 +45,6 @@ def coordinate_scale(bound: float, epsilon: float) -> float:
     if epsilon > LARGEST_EPSILON:
         raise ValueError(f"epsilon must be at most 2**30, got {epsilon!r}")
     return _usable_scale(2 * bound / epsilon)
-
-
-def laplace_noise(shape: int | Sequence[int], scale: float, source: RandomSource | None = None) -> Tensor:
-    """Independent Laplace noise of mean 0, mean absolute value ``scale`` and variance 2·``scale``².
-
-    To randomise a vector use :func:`randomise`, which also takes care of the lowest bits of the sum.
-
-    Args:
-        shape: Of the result.
-        scale: b, finite and above 0.
-        source: Of the random bits; the operating system's secure generator by default.
-
-    Returns:
-        float64 on the CPU, multiples of ``scale`` / 2³².
-
-    Raises:
-        ValueError: for a bad scale or a negative size.
-    """
-    scale = _usable_scale(positive("scale", scale))
-    sizes = [positive_int("shape", size, least=0) for size in ([shape] if isinstance(shape, int) else shape)]
-    steps = discrete_laplace(int(np.prod(sizes, dtype=np.int64)), GRID_STEPS, source)
-    return torch.from_numpy(steps * (scale / GRID_STEPS)).reshape(sizes)
 
 
 def randomise(
@@ -89,17 +69,23 @@ def randomise(
         ValueError: as :func:`coordinate_scale` and :func:`fedclust.privacy.clipping.clip_norm`.
     """
     step = coordinate_scale(bound, epsilon) / GRID_STEPS
-    clipped = clip_norm(vector, bound, who).cpu().to(torch.float64).numpy()
-    units = np.trunc(clipped / step * _MARGIN).astype(np.int64)
-    units += discrete_laplace(units.size, GRID_STEPS, source).reshape(units.shape)
-    return torch.from_numpy(units * step).to(device=vector.device, dtype=vector.dtype)
+    result = clip_norm(vector, bound, who).cpu().reshape(-1)
+    steps = discrete_laplace(result.numel(), GRID_STEPS, source)
+    for start in range(0, len(steps), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        scaled = result[part].to(torch.float64).numpy() / step
+        scaled *= _MARGIN
+        steps[part] += np.trunc(scaled, out=scaled).astype(np.int64)
+        result[part] = torch.from_numpy(np.multiply(steps[part], step, out=scaled))
+    return result.reshape(vector.shape).to(vector.device)
 
 
 def discrete_laplace(count: int, steps: int, source: RandomSource | None = None) -> np.ndarray:
     """``count`` integers x with probability proportional to exp(−|x| / steps), exactly.
 
     Only uniform integers are compared, no logarithm is rounded. Method: C. Canonne, G. Kamath, T. Steinke, The discrete
-    Gaussian for differential privacy, 2020, Algorithms 1 and 2.
+    Gaussian for differential privacy, 2020, Algorithms 1 and 2; in :mod:`fedclust.privacy.kernels`. A value takes about
+    eleven random bytes.
 
     Args:
         count: How many.
@@ -115,70 +101,36 @@ def discrete_laplace(count: int, steps: int, source: RandomSource | None = None)
     count = positive_int("count", count, least=0)
     if steps.bit_count() != 1 or steps > GRID_STEPS:
         raise ValueError(f"steps must be a power of two up to 2**32, got {steps}")
-    source = source or SecureRandom()
+    bits = steps.bit_length() - 1
+    supply = Supply(source or SecureRandom())
     result = np.empty(count, dtype=np.int64)
-    for start in range(0, count, _CHUNK):
-        part = result[start : start + _CHUNK]
-        part[:] = _signed(len(part), steps, source)
+    room = np.empty((2, min(count, _AT_ONCE)), dtype=np.int64)
+    done = 0
+    while done < count:
+        done = _add_some(result, done, bits, supply, room[:, : count - done])
     return result
+
+
+def _add_some(result: np.ndarray, done: int, bits: int, supply: Supply, room: np.ndarray) -> int:
+    """Draws as many values as there is room for; says how many of them are done when those that are −0 are left out."""
+    fractions, wholes = room
+    size, wanted = room.shape[1], _BYTES * (len(result) - done)
+    found = 0
+    while found < size:
+        found, used = draw_fractions(fractions, found, supply.at_hand, bits)
+        supply.advance(used, wanted if found < size else 0)
+    found = successes = 0
+    while found < size:
+        found, successes, used = draw_wholes(wholes, found, successes, supply.at_hand)
+        supply.advance(used, wanted if found < size else 0)
+    taken = 0
+    while taken < size:
+        done, taken, used = combine(result, done, fractions, wholes, taken, supply.at_hand, bits)
+        supply.advance(used, wanted if taken < size else 0)
+    return done
 
 
 def _usable_scale(scale: float) -> float:
     if not 2.0**-900 <= scale <= 2.0**900:
         raise ValueError(f"the scale of the noise must lie between 2**-900 and 2**900, got {scale!r}")
     return scale
-
-
-def _signed(count: int, steps: int, source: RandomSource) -> np.ndarray:
-    result = np.empty(count, dtype=np.int64)
-    pending = np.arange(count)
-    while pending.size:
-        size = _fraction(pending.size, steps, source) + steps * _whole(pending.size, source)
-        negative = (source.words(pending.size) & np.uint32(1)).astype(bool)
-        # Zero has no sign: kept with both, it would be twice as likely as it should be.
-        kept = ~(negative & (size == 0))
-        result[pending[kept]] = np.where(negative, -size, size)[kept]
-        pending = pending[~kept]
-    return result
-
-
-def _fraction(count: int, steps: int, source: RandomSource) -> np.ndarray:
-    """Integers u below ``steps`` with probability proportional to exp(−u / steps)."""
-    result = np.empty(count, dtype=np.int64)
-    pending = np.arange(count)
-    while pending.size:
-        drawn = source.words(pending.size) & np.uint32(steps - 1)
-        kept = _flips(pending.size, source, drawn, steps)
-        result[pending[kept]] = drawn[kept]
-        pending = pending[~kept]
-    return result
-
-
-def _whole(count: int, source: RandomSource) -> np.ndarray:
-    """Integers v of at least 0 with probability proportional to exp(−v)."""
-    result = np.zeros(count, dtype=np.int64)
-    pending = np.arange(count)
-    while pending.size:
-        pending = pending[_flips(pending.size, source)]
-        result[pending] += 1
-    return result
-
-
-def _flips(count: int, source: RandomSource, numerators: np.ndarray | None = None, steps: int = 1) -> np.ndarray:
-    """Coins that are true with probability exp(−γ), γ = ``numerators`` / ``steps``, or γ = 1 without numerators.
-
-    Let k be the first of 1, 2, … at which a coin of probability γ/k fails: P(k > j) = γʲ/j!, hence P(k odd) = exp(−γ).
-    """
-    result = np.empty(count, dtype=bool)
-    pending = np.arange(count)
-    k = 1
-    while pending.size:
-        going = np.ones(pending.size, dtype=bool)
-        if numerators is not None:
-            going = (source.words(pending.size) & np.uint32(steps - 1)) < numerators[pending]
-        if k > 1:
-            going[going] = uniform_below(k, int(going.sum()), source) == 0
-        result[pending[~going]] = k % 2 == 1
-        pending = pending[going]
-        k += 1
-    return result

@@ -14,7 +14,7 @@ from fedclust.checks import choice, positive_int, seed_value
 from fedclust.random import numpy_generator
 
 _BYTES_AT_ONCE = 1 << 24
-_WORDS = 1 << 32
+_WORDS_AT_ONCE = 1 << 14
 _lock = threading.Lock()
 _warned = False
 
@@ -80,24 +80,33 @@ def random_source(mode: str, seed: int, round: int, client: int | str, purpose: 
     return SimulatedRandom(seed, round, client, purpose)
 
 
-def uniform_below(bound: int, count: int, source: RandomSource) -> np.ndarray:
-    """``count`` integers from 0 to ``bound`` − 1, (count,) uint32, each exactly equally likely.
+class Supply:
+    """Bytes of a source for one purpose, the lowest byte of a word first; what is left in the end is thrown away.
 
-    Raises:
-        ValueError: unless 1 <= ``bound`` <= 2³².
+    Args:
+        source: Whose words are used up.
+
+    Attributes:
+        at_hand: (bytes,) uint8, not used so far.
     """
-    if not 1 <= bound <= _WORDS:
-        raise ValueError(f"bound must lie between 1 and 2**32, got {bound}")
-    # The remainder of words at or above the largest multiple of bound would favour small values.
-    largest = _WORDS // bound * bound - 1
-    words = source.words(count)
-    again = np.flatnonzero(words > largest)
-    if again.size:
-        words = words.copy()
-    while again.size:
-        words[again] = source.words(again.size)
-        again = again[words[again] > largest]
-    return words % np.uint32(bound) if bound < _WORDS else words
+
+    def __init__(self, source: RandomSource) -> None:
+        self._source = source
+        self.at_hand = np.empty(0, dtype=np.uint8)
+
+    def advance(self, used: int, wanted: int) -> None:
+        """Drops the first ``used`` bytes at hand, and adds ``wanted`` fresh ones: whole words, 2¹⁴ of them at most.
+
+        Raises:
+            ValueError: If the source gives another number of words than it was asked for.
+        """
+        self.at_hand = self.at_hand[used:]
+        words = min(-(-wanted // 4), _WORDS_AT_ONCE)
+        if words > 0:
+            fresh = self._source.words(words)
+            if fresh.shape != (words,):
+                raise ValueError(f"asked for {words} random words, the source gave {fresh.shape}")
+            self.at_hand = np.concatenate((self.at_hand, fresh.astype("<u4", copy=False).view(np.uint8)))
 
 
 def _warn_once() -> None:

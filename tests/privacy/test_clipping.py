@@ -56,6 +56,30 @@ def test_extreme_values_do_not_overflow() -> None:
     assert l2_norm(clip_norm(torch.tensor([3e38, 3e38]), 1.0)) == pytest.approx(1, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_norms_are_those_of_exact_sums(dtype: torch.dtype) -> None:
+    # More elements than are looked at at once.
+    for scale in (1.0, 1e-30, 1e30):
+        vector = (torch.randn(3, 50_000, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+        exact = math.sqrt(math.fsum(x * x for x in vector.double().flatten().tolist()))
+        assert l2_norm(vector) == pytest.approx(exact, rel=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_clipped_is_rounded_towards_zero(dtype: torch.dtype) -> None:
+    vector = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    bound = 0.25 * l2_norm(vector)
+    exact = vector.double() * (bound / l2_norm(vector))
+    clipped = clip_norm(vector, bound)
+    above = torch.nextafter(clipped, clipped.sign() * math.inf).double()
+    if dtype == torch.float64:
+        assert torch.allclose(clipped, exact, rtol=1e-14, atol=0)
+    else:
+        assert (clipped.double().abs() <= exact.abs()).all()
+        assert (above.abs() > exact.abs()).all()
+    assert torch.equal(clipped.sign(), vector.sign())
+
+
 @pytest.mark.parametrize("bound", [0, -1, float("nan"), float("inf"), "1", None, True])
 def test_bad_bounds_are_refused(bound: float) -> None:
     with pytest.raises(ValueError, match="client 2: the clipping bound must be"):
@@ -68,6 +92,10 @@ def test_bad_vectors_are_refused_by_name(value: float) -> None:
     for call in (lambda: clip_norm(vector, 1.0, "client 2"), lambda: l2_norm(vector, "client 2")):
         with pytest.raises(ValueError, match="client 2: 1 of 2 elements are NaN or infinite"):
             call()
+    far = torch.ones(100_000)
+    far[-1] = far[5] = -value
+    with pytest.raises(ValueError, match="client 2: 2 of 100000 elements are NaN or infinite"):
+        l2_norm(far, "client 2")
     with pytest.raises(ValueError, match=r"client 2: need a tensor of floats, got torch\.int64"):
         clip_norm(torch.tensor([1, 2]), 1.0, "client 2")
 

@@ -7,18 +7,35 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chi2
 
-from fedclust.privacy import laplace
+from fedclust.privacy import laplace, randomness
 from fedclust.privacy.clipping import clip_norm
 from fedclust.privacy.importance import join_important, split_important
-from fedclust.privacy.laplace import GRID_STEPS, coordinate_scale, discrete_laplace, laplace_noise, randomise
-from fedclust.privacy.randomness import SecureRandom, SimulatedRandom
+from fedclust.privacy.laplace import GRID_STEPS, coordinate_scale, discrete_laplace, randomise
+from fedclust.privacy.randomness import RandomSource, SecureRandom, SimulatedRandom
 
 pytestmark = pytest.mark.filterwarnings("ignore:simulated noise")
 
 
 def simulated(client: int = 0, round: int = 0, seed: int = 0) -> SimulatedRandom:
     return SimulatedRandom(seed, round, client, "laplace")
+
+
+def noise(count: int, source: RandomSource | None = None) -> np.ndarray:
+    """Noise of scale 1."""
+    return discrete_laplace(count, GRID_STEPS, source) / GRID_STEPS
+
+
+class Counting:
+    """Secure words, counted."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def words(self, count: int) -> np.ndarray:
+        self.asked.append(count)
+        return SecureRandom().words(count)
 
 
 def test_scale_by_hand() -> None:
@@ -31,40 +48,51 @@ def test_scale_by_hand() -> None:
 def test_mean_absolute_noise_is_the_scale() -> None:
     n = 100_000
     for epsilon, wanted in ((0.5, 4.0), (1.0, 2.0)):
-        noise = laplace_noise(n, coordinate_scale(1.0, epsilon), simulated())
+        drawn = randomise(torch.zeros(n, dtype=torch.float64), 1.0, epsilon, simulated())
         # Standard errors: .32 % of the mean absolute value, .7 % of the variance; the mean's is .0045 scales.
-        assert float(noise.abs().mean()) == pytest.approx(wanted, rel=0.02)
-        assert float(noise.var()) == pytest.approx(2 * wanted**2, rel=0.04)
-        assert abs(float(noise.mean())) < 0.025 * wanted
+        assert float(drawn.abs().mean()) == pytest.approx(wanted, rel=0.02)
+        assert float(drawn.var()) == pytest.approx(2 * wanted**2, rel=0.04)
+        assert abs(float(drawn.mean())) < 0.025 * wanted
 
 
 def test_tails_are_those_of_the_law() -> None:
     n = 400_000
-    noise = laplace_noise(n, 1.0, simulated()).abs()
+    sizes = np.abs(noise(n, simulated()))
     for threshold in (0.01, 0.5, 1.0, 3.0, 6.0, 8.0):
         expected = math.exp(-threshold) * n
-        assert abs(int((noise > threshold).sum()) - expected) < 5 * math.sqrt(expected)
+        assert abs(int((sizes > threshold).sum()) - expected) < 5 * math.sqrt(expected)
 
 
 def test_the_secure_default_has_the_same_law_and_never_repeats() -> None:
-    first, second = laplace_noise(100_000, 4.0), laplace_noise(100_000, 4.0, SecureRandom())
+    first, second = noise(100_000), noise(100_000, SecureRandom())
     # Eight standard errors.
-    assert float(first.abs().mean()) == pytest.approx(4.0, rel=8 / math.sqrt(100_000))
+    assert float(np.abs(first).mean()) == pytest.approx(1.0, rel=8 / math.sqrt(100_000))
     assert not (first == second).any()
 
 
-@pytest.mark.parametrize("steps", [1, 2, 8])
+@pytest.mark.parametrize("steps", [1, 2, 8, 1024])
 def test_the_discrete_law_is_exact(steps: int) -> None:
-    n = 200_000
+    n = 2_000_000
     drawn = discrete_laplace(n, steps, simulated())
     ratio = math.exp(-1 / steps)
-    limit = 6 * steps
+    limit = 5 * steps
     centre = (1 - ratio) / (1 + ratio)
     expected = np.array([centre * ratio ** abs(x) for x in range(-limit, limit + 1)]) * n
-    counts = np.array([(drawn == x).sum() for x in range(-limit, limit + 1)])
+    counts = np.bincount(np.clip(drawn, -limit - 1, limit + 1) + limit + 1, minlength=2 * limit + 3)
+    tail = n * centre * ratio ** (limit + 1) / (1 - ratio)
+    expected = np.concatenate([[tail], expected, [tail]])
     statistic = float(((counts - expected) ** 2 / expected).sum())
-    freedom = 2 * limit + 1
-    assert statistic < freedom + 5 * math.sqrt(2 * freedom)
+    # Each way a thousandth would be too much by chance; the seed is fixed.
+    assert chi2.isf(0.999, counts.size - 1) < statistic < chi2.isf(0.001, counts.size - 1)
+
+
+def test_the_law_of_the_grid_is_exact_between_its_quantiles() -> None:
+    n, bins = 2_000_000, 1000
+    drawn = noise(n, simulated())
+    level = np.where(drawn < 0, np.exp(drawn) / 2, 1 - np.exp(-drawn) / 2)
+    counts = np.bincount((level * bins).astype(np.int64), minlength=bins)
+    statistic = float(((counts - n / bins) ** 2 / (n / bins)).sum())
+    assert chi2.isf(0.999, bins - 1) < statistic < chi2.isf(0.001, bins - 1)
 
 
 def test_no_step_of_the_grid_is_left_out() -> None:
@@ -77,8 +105,43 @@ def test_no_step_of_the_grid_is_left_out() -> None:
 
 
 def test_chunks_do_not_repeat() -> None:
-    drawn = discrete_laplace(3 * laplace._CHUNK + 5, GRID_STEPS, simulated())
+    count = 3 * laplace._AT_ONCE + 5
+    source = simulated()
+    drawn = np.concatenate([discrete_laplace(count, GRID_STEPS, source) for _ in range(2)])
+    assert len(drawn) == 2 * count
     assert len(np.unique(drawn)) > 0.9999 * len(drawn)
+
+
+def test_neighbours_are_independent() -> None:
+    n = 200_000
+    drawn = noise(n, simulated())
+    signs, sizes = np.sign(drawn), np.minimum(np.abs(drawn), 5)
+    sizes -= sizes.mean()
+    for values, scale in ((signs, 1.0), (sizes, float(sizes.std()))):
+        for lag in (1, 2, 5, laplace._AT_ONCE):
+            # Standard error 1/√n.
+            assert abs(float((values[lag:] * values[:-lag]).mean())) < 5 * scale**2 / math.sqrt(n)
+    assert abs(float((signs * sizes).mean())) < 5 * float(sizes.std()) / math.sqrt(n)
+
+
+@pytest.mark.parametrize("words", [1, 3, 100])
+@pytest.mark.parametrize("steps", [1, 16, GRID_STEPS])
+def test_values_do_not_depend_on_where_buffers_end(monkeypatch: pytest.MonkeyPatch, words: int, steps: int) -> None:
+    count = 2000 if words < 100 else 20_000
+    usual = discrete_laplace(count, steps, simulated())
+    monkeypatch.setattr(randomness, "_WORDS_AT_ONCE", words)
+    assert np.array_equal(discrete_laplace(count, steps, simulated()), usual)
+
+
+def test_a_value_takes_eleven_bytes() -> None:
+    count, source = 200_000, Counting()
+    discrete_laplace(count, GRID_STEPS, source)
+    # 4 per attempt, 3 for the rest of the fraction, 1 per success or failure, the latter two e/(e − 1) times.
+    assert 11 < 4 * sum(source.asked) / count < 11.5
+    assert max(source.asked) == randomness._WORDS_AT_ONCE
+    few = Counting()
+    discrete_laplace(1, GRID_STEPS, few)
+    assert sum(few.asked) < 100
 
 
 def test_clients_rounds_and_seeds_never_share_noise() -> None:
@@ -119,6 +182,17 @@ def test_what_is_noised_is_clipped_and_on_the_grid(monkeypatch: pytest.MonkeyPat
         assert ((result - clipped).abs() <= step * 1.001 + clipped.abs() * 2**-39).all()
 
 
+def test_a_vector_is_randomised_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    vector = torch.randn(4, 500, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(laplace, "discrete_laplace", lambda count, steps, source=None: np.arange(count) * steps)
+    whole = randomise(vector, 0.5, 2.0)
+    monkeypatch.setattr(laplace, "_AT_ONCE", 7)
+    assert torch.equal(randomise(vector, 0.5, 2.0), whole)
+    # The scale is 2 · .5 / 2.
+    noise = 0.5 * torch.arange(2000).reshape(4, 500)
+    assert torch.allclose(whole - noise, clip_norm(vector, 0.5), atol=1e-3)
+
+
 def test_type_and_shape_are_kept_and_the_vector_too() -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         vector = torch.ones(3, 2, dtype=dtype)
@@ -126,8 +200,7 @@ def test_type_and_shape_are_kept_and_the_vector_too() -> None:
         assert result.dtype == dtype
         assert result.shape == (3, 2)
         assert torch.equal(vector, torch.ones(3, 2, dtype=dtype))
-    assert laplace_noise((2, 3), 1.0, simulated()).shape == (2, 3)
-    assert laplace_noise(0, 1.0).shape == (0,)
+    assert discrete_laplace(0, GRID_STEPS).shape == (0,)
     assert randomise(torch.zeros(0), 1.0, 1.0).shape == (0,)
 
 
@@ -146,8 +219,6 @@ def test_bad_settings_are_refused(value: float) -> None:
         coordinate_scale(value, 1.0)
     with pytest.raises(ValueError, match="epsilon must be"):
         randomise(torch.ones(2), 1.0, value)
-    with pytest.raises(ValueError, match="scale must be"):
-        laplace_noise(3, value)
 
 
 def test_settings_that_no_float_can_carry_are_refused() -> None:
@@ -161,5 +232,5 @@ def test_settings_that_no_float_can_carry_are_refused() -> None:
     for steps in (0, 3, 2**33):
         with pytest.raises(ValueError, match="power of two"):
             discrete_laplace(1, steps)
-    with pytest.raises(ValueError, match="shape must be"):
-        laplace_noise((2, -1), 1.0)
+    with pytest.raises(ValueError, match="count must be"):
+        discrete_laplace(-1, GRID_STEPS)

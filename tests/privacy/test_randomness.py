@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedclust.privacy import randomness
-from fedclust.privacy.randomness import RandomSource, SecureRandom, SimulatedRandom, random_source, uniform_below
+from fedclust.privacy.randomness import SecureRandom, SimulatedRandom, Supply, random_source
 
 
 class Scripted:
@@ -90,29 +90,26 @@ def test_bad_keys_are_refused(arguments: tuple) -> None:
         SimulatedRandom(*arguments)
 
 
-def test_words_that_would_favour_small_numbers_are_drawn_again() -> None:
-    # 2**32 = 3 * 1431655765 + 1: of all words only the last one is refused.
-    source = Scripted([5, 2**32 - 1, 2**32 - 2, 2**32 - 1, 7])
-    assert uniform_below(3, 3, source).tolist() == [2, 1, 2]
-    assert source.left == []
+def test_a_supply_hands_out_the_lowest_byte_of_a_word_first_and_keeps_what_is_unused() -> None:
+    source = Scripted([0x04030201, 0x08070605, 0x0C0B0A09, 0x100F0E0D])
+    supply = Supply(source)
+    assert supply.at_hand.size == 0
+    supply.advance(0, 5)
+    assert supply.at_hand.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    supply.advance(7, 1)
+    assert supply.at_hand.tolist() == [8, 9, 10, 11, 12]
+    supply.advance(2, 0)
+    assert supply.at_hand.tolist() == [10, 11, 12]
+    assert source.left == [0x100F0E0D]
 
 
-def test_a_power_of_two_uses_every_word() -> None:
-    assert uniform_below(4, 2, Scripted([2**32 - 1, 6])).tolist() == [3, 2]
-    assert uniform_below(2**32, 2, Scripted([2**32 - 1, 6])).tolist() == [2**32 - 1, 6]
-    assert uniform_below(1, 2, Scripted([9, 6])).tolist() == [0, 0]
+def test_a_supply_asks_for_a_bounded_number_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(randomness, "_WORDS_AT_ONCE", 3)
+    supply = Supply(SecureRandom())
+    supply.advance(0, 10**9)
+    assert supply.at_hand.size == 12
 
 
-@pytest.mark.filterwarnings("ignore:simulated noise")
-def test_numbers_are_equally_likely() -> None:
-    source: RandomSource = SimulatedRandom(0, 0, 0, "uniform")
-    counts = np.bincount(uniform_below(7, 70_000, source), minlength=7)
-    # Standard deviation 93 each.
-    assert len(counts) == 7
-    assert np.abs(counts - 10_000).max() < 500
-
-
-@pytest.mark.parametrize("bound", [0, -1, 2**32 + 1])
-def test_bounds_out_of_range_are_refused(bound: int) -> None:
-    with pytest.raises(ValueError, match="between 1 and 2"):
-        uniform_below(bound, 1, SecureRandom())
+def test_a_source_that_runs_dry_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"asked for 2 random words, the source gave \(1,\)"):
+        Supply(Scripted([7])).advance(0, 8)
