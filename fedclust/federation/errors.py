@@ -70,5 +70,5 @@ class NonFiniteOutputsError(NonFiniteError):
 
     def __init__(self, who: str, round: int, bad: int, rows: int) -> None:
         super().__init__(
-            f"{who}, round {round}: the model's outputs are not finite on {bad} of {rows} rows. Lower the learning rate"
+            f"{who}, round {round}: the model's outputs are not finite on {bad} of {rows} rows; it has diverged"
         )
