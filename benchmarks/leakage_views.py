@@ -64,14 +64,15 @@ def observe(
     def watch(receiver: str, sender: str, message: Message) -> None:
         if sender == "client 0":
             messages[receiver] |= message
-        elif sender == "ms":
+        elif (receiver, sender) == ("as", "ms"):
             messages["as"]["shuffled"] = message["less/0"]
 
     # One image, one epoch: one step, whose pseudo-gradient is the gradient. "l2" reveals it, as the truth; no view but
-    # the first has it.
+    # the first has it. Set afterwards, because the method refuses to be private and to reveal gradients.
     algorithm = PrivateAdaptiveCFL(
-        round_epochs=1, top_k=top_k, similarity="l2", epsilon=epsilon, pre_clustering=False, noise="simulated"
+        round_epochs=1, top_k=top_k, epsilon=epsilon, pre_clustering=False, noise="simulated"
     )
+    algorithm.similarity = "l2"
     algorithm.observer = watch
     data = dealt_by_hand(source, torch.tensor(rows).reshape(-1, 1).numpy(), seed)
     current = first_round(data, algorithm, client, "32-true", torch.get_num_threads())

@@ -147,11 +147,11 @@ class Phase:
 
     def _context(self, user: int) -> ClientContext:
         one = Table(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), np.zeros(1, dtype=np.int64))
-        state: Message = {"gradient": torch.randn(self.d, generator=torch_generator(0, user, "gradient"))}
-        state |= with_prefix("buffers", self.buffers)
+        vault: Message = {"gradient": torch.randn(self.d, generator=torch_generator(0, user, "gradient"))}
+        vault |= with_prefix("buffers", self.buffers)
         fabric = make_fabric(torch.device("cpu"), "32-true")
         data = ClientData(one, one, one)
-        return ClientContext(f"client {user}", 1, 0, fabric, id=user, data=data, state=state)
+        return ClientContext(f"client {user}", 1, 0, fabric, id=user, data=data, vault=vault)
 
 
 def measure(

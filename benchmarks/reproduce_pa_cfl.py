@@ -36,7 +36,7 @@ from pa_cfl_table import write_table
 
 from fedclust import FederatedLoop, InProcess
 from fedclust.algorithms.pa_cfl import PrivateAdaptiveState
-from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRICS
+from fedclust.clustering.distances import GRADIENT_METRICS, SEQUENCE_METRICS
 from fedclust.federation.errors import ClientError, NonFiniteError
 from fedclust.privacy.ledger import Ledger
 

@@ -59,7 +59,7 @@ def cluster_data(
 def described(data: FederatedDataModule, options: argparse.Namespace) -> tuple[ManagementServer, float]:
     """The management server after every user has trained and described itself, and the seconds that took."""
     # A gradient metric has the users reveal their gradients beside their sequences: one round serves every similarity.
-    algorithm = PrivateAdaptiveCFL(round_epochs=options.epochs, top_k=options.top_k, similarity="l2")
+    algorithm = PrivateAdaptiveCFL(round_epochs=options.epochs, top_k=options.top_k, similarity="l2", privacy=False)
     client = PrivateAdaptiveClient("cnn", lr=options.lr, batch_size=options.batch_size)
     current = first_round(data, algorithm, client, options.precision, options.threads)
     start = time.perf_counter()

@@ -37,7 +37,7 @@ import common
 from similarity_cells import cluster_cell, overlap_cell
 from similarity_table import markdown
 
-from fedclust.algorithms.pa_cfl_servers import GRADIENT_METRICS, SEQUENCE_METRICS
+from fedclust.clustering.distances import GRADIENT_METRICS, SEQUENCE_METRICS
 
 SIMILARITIES = (*SEQUENCE_METRICS, *GRADIENT_METRICS)
 FIXED = ("epochs", "lr", "batch_size", "top_k", "radius", "alpha", "min_size", "rows_per_label", "limit")

@@ -18,6 +18,7 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping
 from fedclust.checks import positive_int
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.tables import SPLITS
+from fedclust.directions import Direction, better
 from fedclust.federation.algorithm import Algorithm
 from fedclust.federation.backend import Backend
 from fedclust.federation.checkpoint import KEY
@@ -47,7 +48,7 @@ def federate(
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true",
     accelerator: str = "cpu",
     monitor: str | None = None,
-    mode: Literal["min", "max"] = "min",
+    mode: Direction | None = None,
     patience: int | None = None,
     directory: str | Path | None = None,
     callbacks: Iterable[Callback] = (),
@@ -66,7 +67,8 @@ def federate(
         precision: Lightning's name of the precision of local training.
         accelerator: Lightning's name of the device kind.
         monitor: Metric that selects the best round; None takes the algorithm's own, label-free where it can be.
-        mode: Whether the monitor is best when "min" or "max"; used with `monitor` only.
+        mode: Whether the monitor is best when "min" or "max"; None takes what is better for the metric, "min" where
+            that is not known.
         patience: Stops after so many rounds without gain; None runs all rounds.
         directory: Where checkpoints and the run's files go; None keeps nothing on disk.
         callbacks: Further Lightning callbacks.
@@ -88,7 +90,7 @@ def federate(
     if directory is not None and Path(directory).is_dir() and any(Path(directory).iterdir()):
         raise ValueError(f"directory {str(directory)!r} is not empty; every run needs a directory of its own")
     loop = FederatedLoop(algorithm, client, backend, cohort_size, participation)
-    chosen = Monitor(*(algorithm.default_monitor if monitor is None else (monitor, mode)))
+    chosen = Monitor(*(algorithm.default_monitor if monitor is None else (monitor, mode or better(monitor) or "min")))
     if monitor is not None and monitor.startswith("val/") and not len(data.val):
         raise ValueError(f"monitor {monitor!r} needs validation rows; val_fraction is {data.val_fraction}")
     with ExitStack() as stack:

@@ -89,6 +89,17 @@ def choice(name: str, value: Any, allowed: Sequence[str]) -> str:
     return str(value)
 
 
+def true_or_false(name: str, value: Any) -> bool:
+    """`value` if it is True or False.
+
+    Raises:
+        ValueError: For anything else: 0, "false" or None may mean either.
+    """
+    if isinstance(value, bool):
+        return value
+    raise ValueError(f"{name} must be true or false, got {value!r}")
+
+
 def seed_value(name: str, value: Any) -> int:
     """`value` as a seed, 0 or above; 0 is a seed like any other, booleans are refused.
 

@@ -57,6 +57,12 @@ class Result:
         return any(name.endswith("/collapsed") and value for name, value in self.metrics.items())
 
     @property
+    def class_names(self) -> list[str] | None:
+        """Name of each class index, as the source's labels read; None where there are none or they are not known."""
+        names = self.entry.get("class_names")
+        return None if names is None else list(names)
+
+    @property
     def assignments(self) -> dict[int, int]:
         """Client id → the cluster of the client's group, for the clients that have one.
 
@@ -72,7 +78,8 @@ class Result:
         """The cluster of a client that was not there; how it is found, the method's documentation says.
 
         Args:
-            new_client: The client's rows as for `predict`, a pair (rows, labels), a `Table`, or a `ClientData`.
+            new_client: The client's rows as for `predict`, a pair (rows, labels as the source had them), a `Table` with
+                class indices, or a `ClientData`.
 
         Raises:
             ValueError: If the method does not group clients, needs labels, or the rows do not fit.
@@ -123,7 +130,7 @@ class Result:
             cluster: Which cluster's model to use instead, such as the one that `assign` gave.
 
         Returns:
-            (n,) int64.
+            (n,) int64. Classes are indices into `class_names`.
 
         Raises:
             ValueError: For another number of features, values that are not finite, an unknown client, or none where
@@ -169,7 +176,7 @@ class Result:
 
     def _own_state(self, client: int) -> Message:
         known = range(self.entry["n_clients"])
-        if client not in known:
+        if isinstance(client, bool) or client not in known:
             raise ValueError(f"there is no client {client!r}; ids are 0..{len(known) - 1}")
         own = self.entry["clients"].get(client)
         return {} if own is None else unpack(own)
@@ -178,7 +185,7 @@ class Result:
         saved = self.entry["scaling"]
         scaling = None if saved is None else Scaling(saved["shift"].numpy(), saved["width"].numpy())
         shape, limits = tuple(self.entry["input_shape"]), self.entry.get("limits")
-        return Inputs(shape, self.entry["n_classes"], scaling, limits)
+        return Inputs(shape, self.entry["n_classes"], scaling, limits, self.class_names)
 
     def _new_module(self) -> ClientModule:
         module = made_from(type(self.module), self.entry["client_args"])

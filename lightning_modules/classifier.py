@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from fedclust.checks import choice, non_negative, positive, positive_int
 from fedclust.data.tables import Table
@@ -78,9 +77,17 @@ class Classifier(ClientModule):
         if (self.input_shape, self.n_classes) == (input_shape, n_classes):
             return
         self.input_shape, self.n_classes = input_shape, n_classes
-        self.network = _NETWORKS[self.network_name](input_shape, n_classes)
+        self.network = self.make_network(input_shape, n_classes)
         if len(input_shape) == 3:
             self.network = self.network.to(memory_format=torch.channels_last)
+
+    def make_network(self, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+        """The network, from rows (n, *input_shape) to logits (n, n_classes); override it to train another one.
+
+        Raises:
+            ValueError: For rows that the network cannot take.
+        """
+        return _NETWORKS[self.network_name](input_shape, n_classes)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """SGD, fused where PyTorch has it for the device."""
@@ -166,7 +173,12 @@ class Classifier(ClientModule):
 
     def load_own(self, message: Message, state: Message) -> None:
         """Loads the client's own model from its state, or the initial weights of the message if it has none yet."""
-        self.load_exchanged(tensors_under("own", state) if _OWN_MARK in state else tensors_under("weights", message))
+        self.load_exchanged(tensors_under("own", state) if self.has_own(state) else tensors_under("weights", message))
+
+    @staticmethod
+    def has_own(state: Message) -> bool:
+        """Whether the client's state holds a model of its own already."""
+        return _OWN_MARK in state
 
     def keep_own(self, state: Message) -> None:
         """Keeps the model in the client's state."""
@@ -194,7 +206,7 @@ class Classifier(ClientModule):
             return torch.cat([self(chunk.to(device)).cpu() for chunk in torch.split(x, _CHUNK)])
 
     def scores(self, table: Table, ctx: WorkContext) -> Message:
-        """Number of rows, summed loss, confusion counts (C, C) and, where it is defined, the area under the ROC.
+        """Number of rows, confusion counts (C, C) and, where it is defined, the area under the ROC.
 
         Args:
             table: Rows with labels; may be empty.
@@ -206,13 +218,12 @@ class Classifier(ClientModule):
         assert self.n_classes is not None
         if not len(table):
             empty = torch.zeros(self.n_classes, self.n_classes, dtype=torch.int64)
-            return {"n": 0, "loss_sum": 0.0, "confusion": empty, "auc": None}
+            return {"n": 0, "confusion": empty, "auc": None}
         logits, y = self.logits(table.x), self._labels(table)
         if bad := int((~torch.isfinite(logits)).any(1).sum()):
             raise NonFiniteOutputsError(ctx.who, ctx.round, bad, len(table))
         confusion = class_confusion(y, logits.argmax(1), self.n_classes)
-        loss = float(F.cross_entropy(logits, y, reduction="sum"))
-        return {"n": len(table), "loss_sum": loss, "confusion": confusion, "auc": roc_auc(y, logits.softmax(1))}
+        return {"n": len(table), "confusion": confusion, "auc": roc_auc(y, logits.softmax(1))}
 
     def predictions(self, table: Table) -> Message:
         """Rows, predicted classes and distances of a table."""

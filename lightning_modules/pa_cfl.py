@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from fedclust.federation.client import action
@@ -13,11 +15,16 @@ from fedclust.privacy.laplace import randomise
 from fedclust.privacy.randomness import random_source
 from lightning_modules.classifier import Classifier, NetworkName
 
+# What a user's vault holds within a round only.
+_OF_A_ROUND = ("gradient", "ranking", "important", "less")
+
 
 class PrivateAdaptiveClient(Classifier):
-    """A user with a model of its own.
+    """A user with a model of its own of d trainable parameters.
 
-    Keys of replies start with the receiver: `ms/` for the management server, `as/` for the aggregation server.
+    Keys of replies start with the receiver: `ms/` for the management server, `as/` for the aggregation server. Beside
+    these, whoever runs the training gets the mean loss (`term/loss`) and, from evaluations, counts of right and wrong
+    predictions per class.
 
     Args:
         network: "cnn", "lenet5", "small_cnn", "resnet10", "mlp" or "linear"; see `Classifier`.
@@ -42,13 +49,22 @@ class PrivateAdaptiveClient(Classifier):
 
     @action
     def describe(self, message: Message, ctx: ClientContext) -> Message:
-        """Sec. 5.2: local epochs, the pseudo-gradient g = (θ before − θ after) / η, and its k largest coordinates."""
+        """Sec. 5.2: local epochs, the pseudo-gradient g = (θ before − θ after) / η, and its k largest coordinates.
+
+        Message: `weights/…` to start from at the first time; `epochs`; `k`; `reveal_gradient`. Reply: `ms/sequence`
+        (k,) int64, `ms/n_rows`, `term/…`, and `ms/gradient` (d,) float32 where it shall be revealed.
+
+        Raises:
+            ValueError: If g is not finite.
+        """
         self.load_own(message, ctx.state)
-        self.keep_own(ctx.state)
+        if not self.has_own(ctx.state):
+            self.keep_own(ctx.state)
         before = self.flat()
         fit = self.learn(ctx, read_int(message, "epochs"))
         gradient = (before - self.flat()) / self.lr
-        ctx.state |= {"gradient": gradient, **with_prefix("buffers", self.buffer_tensors())}
+        # A secret: it must be in no checkpoint, not even after a round that failed.
+        ctx.vault |= {"gradient": gradient, **with_prefix("buffers", self.buffer_tensors())}
         reply: Message = {
             "ms/sequence": top_k_indices(gradient, read_int(message, "k"), who=ctx.who),
             "ms/n_rows": len(ctx.data.train),
@@ -59,21 +75,27 @@ class PrivateAdaptiveClient(Classifier):
 
     @action
     def measure(self, message: Message, ctx: ClientContext) -> Message:
-        """Sec. 5.5: keeps π^g and tells the norm of the less important part, from which the MS takes Φ."""
+        """Sec. 5.5: keeps π^g and tells the norm of the less important part, from which the MS takes Φ.
+
+        Message: `ranking` (k,) int64. Reply: `ms/norm`.
+        """
         ranking = read_tensor(message, "ranking")
-        ctx.state["ranking"] = ranking
-        _, less = split_important(read_tensor(ctx.state, "gradient"), ranking)
+        important, less = split_important(read_tensor(ctx.vault, "gradient"), ranking)
+        del ctx.vault["gradient"]
+        ctx.vault |= {"ranking": ranking, "important": important, "less": less}
         return {"ms/norm": l2_norm(less, ctx.who)}
 
     @action
     def protect(self, message: Message, ctx: ClientContext) -> Message:
         """Sec. 5.5: important values in the order of π^g to the AS; the rest, clipped and randomised, to the MS.
 
-        Where "private" is false the rest goes to the AS as it is.
+        Message: `private`; where it is true, `bound` Φ, `epsilon` ε₀ and `noise`. Reply: `as/important` (k,),
+        `as/n_rows`, `as/buffers/…`, and `ms/less` (d − k,); where `private` is false the rest goes to the AS as it is,
+        as `as/less`.
         """
-        important, less = split_important(read_tensor(ctx.state, "gradient"), read_tensor(ctx.state, "ranking"))
-        reply: Message = {"as/important": important, "as/n_rows": len(ctx.data.train)}
-        reply |= with_prefix("as/buffers", any_tensors_under("buffers", ctx.state))
+        less = read_tensor(ctx.vault, "less")
+        reply: Message = {"as/important": read_tensor(ctx.vault, "important"), "as/n_rows": len(ctx.data.train)}
+        reply |= with_prefix("as/buffers", any_tensors_under("buffers", ctx.vault))
         if not message["private"]:
             return {**reply, "as/less": less}
         source = random_source(str(message["noise"]), ctx.seed, ctx.round, ctx.id, "laplace")
@@ -82,15 +104,18 @@ class PrivateAdaptiveClient(Classifier):
 
     @action
     def absorb(self, message: Message, ctx: ClientContext) -> Message:
-        """Sec. 5.7: θ ← θ − η · aggregate, after π^g has put the aggregate back into the order of the coordinates."""
-        aggregate, ranking = read_tensor(message, "aggregate"), read_tensor(ctx.state, "ranking")
+        """Sec. 5.7: θ ← θ − η · aggregate, after π^g has put the aggregate back into the order of the coordinates.
+
+        Message: `aggregate` (d,), important coordinates first, and `buffers/…`. Reply: nothing.
+        """
+        aggregate, ranking = read_tensor(message, "aggregate"), read_tensor(ctx.vault, "ranking")
         step = join_important(aggregate[: len(ranking)], aggregate[len(ranking) :], ranking, len(aggregate))
         self.load_own(message, ctx.state)
         self.load_flat(self.flat() - self.lr * step)
-        self.load_exchanged({**self.exchanged(), **any_tensors_under("buffers", message)})
+        self.load_buffers(any_tensors_under("buffers", message))
         self.keep_own(ctx.state)
-        for name in [name for name in ctx.state if name in ("gradient", "ranking") or name.startswith("buffers/")]:
-            del ctx.state[name]
+        for name in [name for name in ctx.vault if name in _OF_A_ROUND or name.startswith("buffers/")]:
+            del ctx.vault[name]
         return {}
 
     # -- the model as one vector ----------------------------------------------------------------------------------
@@ -108,6 +133,13 @@ class PrivateAdaptiveClient(Classifier):
                 part = vector[start : start + parameter.numel()]
                 parameter.copy_(part.view(parameter.shape))
                 start += parameter.numel()
+
+    @torch.no_grad()
+    def load_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Copies values into the buffers of these names."""
+        own = self.exchanged()
+        for name, value in buffers.items():
+            own[name].copy_(value)
 
     def buffer_tensors(self) -> dict[str, torch.Tensor]:
         """A copy of the BatchNorm buffers, by name; they are exchanged without noise."""

@@ -7,14 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-Mode = Literal["min", "max"]
-MODES = get_args(Mode)
+from fedclust.directions import Direction, better
+
+MODES = get_args(Direction)
 LOSS = "loss"
-_MODES_BY_METRIC: dict[str, Mode] = {
-    "dbi": "min", "recon": "min", "loss": "min", "clust": "min", "geom": "min", "silhouette": "max", "acc": "max",
-    "nmi": "max", "ari": "max", "acc_mean": "max", "acc_worst": "max", "acc_pooled": "max", "f1_macro": "max",
-    "auc": "max", "populated": "max",
-}  # fmt: skip
 SHORT = ("dbi", "silhouette", "acc", "nmi", "ari", "acc_mean", "acc_worst", "acc_pooled", "f1_macro", "auc")
 
 
@@ -28,7 +24,7 @@ class Objective:
     """
 
     name: str
-    mode: Mode
+    mode: Direction
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
@@ -84,15 +80,10 @@ def _parse(text: str) -> Objective:
             "followed by :min or :max"
         )
     metric = name if name == LOSS or "/" in name else f"val/{name}"
-    usual = _MODES_BY_METRIC.get(name.rpartition("/")[2])
+    usual = better(name)
     if not mode and usual is None:
         raise ValueError(f"objective {name!r} needs a direction: {name}:min or {name}:max")
     return Objective(metric, mode or usual)  # type: ignore[arg-type]
-
-
-def usual_mode(metric: str) -> Mode | None:
-    """Which direction is better for a metric, where that is known."""
-    return _MODES_BY_METRIC.get(metric.rpartition("/")[2])
 
 
 def check_available(objectives: Iterable[Objective], terms: Sequence[str], known: Iterable[str]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from fedclust.directions import better
 from fedclust.report.files import write_json
 from tuning.blueprint import digest
-from tuning.objectives import usual_mode
 from tuning.parameters import Value
 from tuning.trial import COMPLETE, Runner
 
@@ -59,7 +59,7 @@ def spread(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         found = [float(metrics[name]) for metrics in done if metrics.get(name) is not None]
         if not found:
             continue
-        mode = usual_mode(name)
+        mode = better(name)
         finite = all(map(math.isfinite, found))
         table[name] = {
             "mean": fmean(found) if finite else math.nan,

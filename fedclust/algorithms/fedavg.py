@@ -38,6 +38,8 @@ class FedAvg(SupervisedAlgorithm):
         ValueError: Naming the argument, its value and what is allowed.
     """
 
+    client_actions: ClassVar[tuple[str, ...]] = ("update", "evaluate")
+    client_class: ClassVar[str] = "lightning_modules.Classifier"
     state_class: ClassVar[type[State]] = FedAvgState
 
     def __init__(
@@ -50,6 +52,21 @@ class FedAvg(SupervisedAlgorithm):
         self.aggregation = make_aggregation(choice("aggregation", aggregation, MODES))
         self.protected = aggregation != "plain"
         self.sum_bound = positive("sum_bound", sum_bound)
+        if self.protected and not 2.0**-900 <= self.sum_bound <= 2.0**900:
+            raise ValueError(f"sum_bound must lie between 2**-900 and 2**900, got {sum_bound!r}")
+
+    def check(self, server: Server) -> None:
+        """Refuses protected sums that cannot work with these clients."""
+        if not self.protected:
+            return
+        if len(server.clients) < 2:
+            raise ValueError("a protected sum needs at least 2 clients with rows, there is 1: use aggregation: plain")
+        largest = max(server.clients, key=lambda client: server.sizes[client])
+        if self.sum_bound < server.sizes[largest]:
+            raise ValueError(
+                f"sum_bound must be at least the number of rows of every client, got {self.sum_bound:g} and "
+                f"{server.sizes[largest]} rows of client {largest}"
+            )
 
     def start(self, server: Server) -> FedAvgState:
         """The initial weights."""

@@ -60,8 +60,7 @@ class FedDCN(ClusteringAlgorithm):
         round_epochs: Local epochs per round of stage 3.
         n_synthetic: Rows of the synthetic set, exactly.
         sampling: "isotropic" (the paper's: one standard deviation per cluster) or "diagonal" (one per coordinate).
-        counts: Rows per centre in proportion to its points "within_sigma" (the paper's) or to all its "assigned" points
-            (the paper's rule for USPS with 20 clients).
+        counts: Rows per centre by its points "within_sigma" (the paper's) or all "assigned" ones (its rule for USPS).
         covariance: "sigma_squared" draws with covariance σ²I (the authors' code), "sigma" with σI as printed.
         augment: Whether stage 3 joins every real batch by an equally large synthetic one.
         n_neighbors: UMAP's n_neighbors, at most the number of rows less one.
@@ -71,6 +70,7 @@ class FedDCN(ClusteringAlgorithm):
         ValueError: Naming the argument, its value and what is allowed.
     """
 
+    client_actions: ClassVar[tuple[str, ...]] = ("learn_locally", "update", "cluster")
     state_class: ClassVar[type[State]] = FedDCNState
     default_monitor: ClassVar[tuple[str, str]] = ("val/dbi", "min")
 

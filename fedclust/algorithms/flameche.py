@@ -72,6 +72,8 @@ class FLAMECHE(ClusterModelAlgorithm):
         ValueError: Naming the argument, its value and what is allowed.
     """
 
+    client_actions: ClassVar[tuple[str, ...]] = ("describe_metadata", "locate", "update")
+    client_class: ClassVar[str] = "lightning_modules.FLAMECHEClient"
     state_class: ClassVar[type[State]] = FLAMECHEState
 
     def __init__(

@@ -63,6 +63,8 @@ class FMCL(ClusterModelAlgorithm):
         ValueError: Naming the argument, its value and what is allowed.
     """
 
+    client_actions: ClassVar[tuple[str, ...]] = ("describe_classes", "update")
+    client_class: ClassVar[str] = "lightning_modules.FMCLClient"
     state_class: ClassVar[type[State]] = FMCLState
 
     def __init__(

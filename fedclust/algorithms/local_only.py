@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fedclust.algorithms.supervised import OwnModelAlgorithm, OwnModelState
 from fedclust.checks import positive_int
 from fedclust.federation.algorithm import Metrics, Server, State
@@ -15,6 +17,9 @@ class LocalOnly(OwnModelAlgorithm):
     Args:
         round_epochs: Local epochs per round.
     """
+
+    client_actions: ClassVar[tuple[str, ...]] = ("update_own",)
+    client_class: ClassVar[str] = "lightning_modules.Classifier"
 
     def __init__(self, round_epochs: int = 1) -> None:
         self.round_epochs = positive_int("round_epochs", round_epochs)

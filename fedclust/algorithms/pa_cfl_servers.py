@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedclust.clustering.distances import pairwise
-from fedclust.clustering.gradients import gradient_distances
+from fedclust.clustering.gradients import GRADIENT_METRICS, gradient_distances
 from fedclust.clustering.linkage import linkage_clusters
-from fedclust.clustering.spherical import SphericalClusters, cosine, reassign, softmax_means, weighted_means
+from fedclust.clustering.spherical import SphericalClusters, cosines, inner_products, reassign, softmax_means
 from fedclust.clustering.trees import AdaptiveClusters, adaptive_clusters
 from fedclust.federation.message import Message, Value, any_tensors_under, message_bytes, read_number, read_tensor
 from fedclust.privacy.clipping import median_norm
@@ -21,25 +21,29 @@ from fedclust.privacy.importance import global_ranking
 from fedclust.privacy.randomness import RandomSource
 from fedclust.privacy.shuffling import shuffle_coordinates
 
-SEQUENCE_METRICS = ("dtw", "fastdtw", "index_overlap", "rank_overlap")
-GRADIENT_METRICS = ("l2", "l1", "cosine", "pearson", "max_norm", "mahalanobis")
 Observer = Callable[[str, str, Message], None]
+"""Called with (receiver, sender, message): "ms", "as" or "client 3" for both."""
+
+# A shorter aggregate is the noise of a round in which nobody moved (see `median_norm`), and has no direction.
+_SHORTEST = 1e-20
 
 
 @dataclass
 class Router:
-    """Hands every server only what is addressed to it, and counts the bytes.
+    """Hands everyone only what is addressed to it, and counts the bytes of both servers.
 
     Attributes:
         observer: Told (receiver, sender, message) of every message, for tests and audits.
-        received: Receiver ("ms", "as") → bytes so far in this round.
+        received: Server ("ms", "as") → bytes that it received in this round, from users and from the other server.
+        sent: Server → bytes that it sent in this round, to users and to the other server.
     """
 
     observer: Observer | None = None
     received: dict[str, int] = field(default_factory=lambda: {"ms": 0, "as": 0})
+    sent: dict[str, int] = field(default_factory=lambda: {"ms": 0, "as": 0})
 
     def part(self, receiver: str, sender: str, reply: Mapping[str, Value]) -> Message:
-        """The entries of a reply that start with `receiver/`, without it."""
+        """The entries of a user's reply that start with `receiver/`, without it."""
         start = f"{receiver}/"
         part = {name.removeprefix(start): value for name, value in reply.items() if name.startswith(start)}
         if part:
@@ -47,11 +51,19 @@ class Router:
         return part
 
     def deliver(self, receiver: str, sender: str, message: Message) -> Message:
-        """Passes one server's message to the other."""
-        self.received[receiver] += message_bytes(message)
+        """Passes a message on; one of its two ends is a server."""
+        size = message_bytes(message)
+        for counts, end in ((self.received, receiver), (self.sent, sender)):
+            if end in counts:
+                counts[end] += size
         if self.observer is not None:
             self.observer(receiver, sender, message)
         return message
+
+    def metrics(self) -> dict[str, float]:
+        """`bytes/ms_received`, `bytes/ms_sent`, and the same of `as`."""
+        directions = (("received", self.received), ("sent", self.sent))
+        return {f"bytes/{end}_{way}": float(size) for way, counts in directions for end, size in counts.items()}
 
 
 class ManagementServer:
@@ -82,15 +94,24 @@ class ManagementServer:
 
     def ranking(self, k: int) -> Tensor:
         """Sec. 5.3: the global permutation sequence π^g (k,)."""
-        return global_ranking([self.sequences[client] for client in sorted(self.sequences)], k)
+        users = sorted(self.sequences)
+        return global_ranking([self.sequences[user] for user in users], k, ids=users)
 
-    def distances(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Sec. 5.4: distances between the users of this round, in ascending order of their ids."""
-        clients = sorted(self.sequences)
+    def distances(self, progress: Callable[[int, int], None] | None = None) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Sec. 5.4: distances (N, N) between the users of this round, in ascending order of their ids.
+
+        Args:
+            progress: Called with (pairs done, all pairs) from time to time.
+
+        Raises:
+            ValueError: For sequences or gradients that cannot be compared, naming the user.
+        """
+        users = sorted(self.sequences)
         if self.similarity in GRADIENT_METRICS:
-            return gradient_distances(torch.stack([self.gradients[client] for client in clients]), self.similarity)
-        rows = [self.sequences[client].numpy() for client in clients]
-        return pairwise(rows, self.similarity, radius=self.radius)
+            gradients = torch.stack([self.gradients[user] for user in users])
+            return gradient_distances(gradients, self.similarity, ids=users)
+        rows = [self.sequences[user].numpy() for user in users]
+        return pairwise(rows, self.similarity, radius=self.radius, ids=users, progress=progress)
 
     def pre_clusters(self, distances: np.ndarray[Any, Any]) -> AdaptiveClusters:
         """Sec. 5.4: clusters of the users of this round."""
@@ -103,10 +124,8 @@ class ManagementServer:
     def shuffled(self, groups: Mapping[int, int], source: RandomSource) -> tuple[dict[int, Tensor], list[int]]:
         """Sec. 5.5: the less important values, shuffled inside groups; and the users that are alone in theirs."""
         clients = sorted(self.less)
-        matrix = torch.stack([self.less[client] for client in clients])
         labels = np.array([groups[client] for client in clients])
-        mixed, alone = shuffle_coordinates(matrix, labels, source)
-        self.less = {}
+        mixed, alone = shuffle_coordinates(_stacked(self.less, clients), labels, source)
         return dict(zip(clients, mixed, strict=True)), [clients[row] for row in alone]
 
 
@@ -146,40 +165,64 @@ class AggregationServer:
     @property
     def clients(self) -> list[int]:
         """Users of this round, ascending."""
-        return sorted(self.important)
+        return sorted(self.sizes)
 
     def vectors(self) -> Tensor:
-        """Sec. 5.6: the reconstructed gradients (N, d), users in ascending order."""
-        return torch.stack([torch.cat([self.important[client], self.less[client]]) for client in self.clients])
+        """Sec. 5.6: the reconstructed gradients (N, d), users in ascending order; the parts are given up."""
+        users = self.clients
+        first, important = self.important[users[0]], len(self.important[users[0]])
+        found = first.new_empty(len(users), important + len(self.less[users[0]]))
+        for row, user in enumerate(users):
+            found[row, :important], found[row, important:] = self.important.pop(user), self.less.pop(user)
+        return found
 
     def clusters(self, vectors: Tensor, refine: bool) -> SphericalClusters:
         """Sec. 5.6: refined clusters, or the pre-clusters as they are.
 
         Without pre-clusters, refinement starts from average linkage on cosine distances, its number by silhouette.
         """
-        weights = torch.tensor([self.sizes[client] for client in self.clients], dtype=vectors.dtype)
+        products = inner_products(vectors)
         if self.groups is None:
-            distances = (1 - cosine(vectors, vectors)).clamp(min=0).double().fill_diagonal_(0)
-            labels = torch.from_numpy(linkage_clusters(((distances + distances.T) / 2).numpy()))
+            distances = (1 - cosines(products)).clamp(min=0).fill_diagonal_(0)
+            labels = torch.from_numpy(linkage_clusters(distances.numpy()))
         else:
-            labels = torch.tensor([self.groups[client] for client in self.clients])
-        if refine:
-            return reassign(vectors, labels, weights, self.max_iter)
-        labels = torch.unique(labels, return_inverse=True)[1]
-        return SphericalClusters(labels, weighted_means(vectors, labels, weights), 0, True)
+            labels = torch.tensor([self.groups[user] for user in self.clients])
+        return reassign(products, labels, self._weights(), self.max_iter if refine else 0)
+
+    def known_clusters(self, vectors: Tensor, known: Mapping[int, int]) -> tuple[SphericalClusters, list[int]]:
+        """The clusters that the users are in already, and their numbers: the label 0 stands for the first of these."""
+        numbers = sorted({known[user] for user in self.clients})
+        labels = torch.tensor([numbers.index(known[user]) for user in self.clients])
+        return reassign(inner_products(vectors), labels, self._weights(), 0), numbers
 
     def aggregates(self, vectors: Tensor, clusters: SphericalClusters) -> Tensor:
         """Sec. 5.7: one aggregate per cluster (K, d)."""
-        return softmax_means(vectors, clusters.labels, clusters.centroids)
+        return softmax_means(vectors, clusters)
 
     @staticmethod
     def global_step(aggregates: Tensor, labels: Tensor, kind: str) -> Tensor:
-        """Sec. 5.7: the global aggregate G (d,), of unit vectors; "mean_norm" gives it the clusters' mean norm."""
-        share = torch.bincount(labels).to(aggregates.dtype) / len(labels)
-        norms = aggregates.norm(dim=1)
-        units = aggregates / norms.clamp(min=torch.finfo(aggregates.dtype).tiny).unsqueeze(1)
-        step = share @ units
+        """Sec. 5.7: the global aggregate G (d,), of unit vectors; "mean_norm" gives it the clusters' mean norm.
+
+        An aggregate of (nearly) no length has no direction and adds nothing.
+        """
+        share = torch.bincount(labels).double() / len(labels)
+        norms = torch.linalg.vector_norm(aggregates, dim=1, dtype=torch.float64)
+        moved = norms > _SHORTEST
+        factors = torch.where(moved, share / norms.where(moved, 1.0), 0.0)
+        step = factors.to(aggregates) @ aggregates
         if kind == "mean_norm":
             length = step.norm()
             return step / length * norms.mean() if float(length) > 0 else step
         return step
+
+    def _weights(self) -> Tensor:
+        return torch.tensor([self.sizes[user] for user in self.clients], dtype=torch.float64)
+
+
+def _stacked(parts: dict[int, Tensor], users: list[int]) -> Tensor:
+    """The users' vectors as rows (N, d); each is given up once it is copied, so that memory holds them once."""
+    first = parts[users[0]]
+    found = first.new_empty(len(users), len(first))
+    for row, user in enumerate(users):
+        found[row] = parts.pop(user)
+    return found

@@ -1,4 +1,4 @@
-"""Distances between clients' permutation sequences (PA-CFL, Sections 3.3 and 5.3) and between their gradients.
+"""Distances between clients' permutation sequences (PA-CFL, Sections 3.3 and 5.4) and between their gradients.
 
 A permutation sequence lists the coordinates of a client's largest gradient values, the most important first. Four
 metrics compare two of them:
@@ -28,7 +28,7 @@ from fedclust.checks import choice, positive, positive_int
 from fedclust.clustering.gradients import GRADIENT_METRICS, gradient_distances
 from fedclust.clustering.sequences import Numbers, as_matrix, as_sequence, require_indices
 
-__all__ = ["GRADIENT_METRICS", "SEQUENCE_METRICS", "dtw", "fastdtw", "gradient_distances", "pairwise"]
+__all__ = ["GRADIENT_METRICS", "SEQUENCE_METRICS", "distances_to", "dtw", "fastdtw", "gradient_distances", "pairwise"]
 
 SEQUENCE_METRICS = ("dtw", "fastdtw", "index_overlap", "rank_overlap")
 _CELLS_PER_TASK = 10**8  # some tens of milliseconds
@@ -136,6 +136,21 @@ def pairwise(
         distances[first, second] = values
         distances[second, first] = values
     return distances
+
+
+def distances_to(
+    sequence: Any, others: Sequence[Any] | Numbers, metric: str = "dtw", *, radius: int = 1
+) -> NDArray[np.float64]:
+    """Distances from one sequence to each of N others, (N,) float64; arguments and errors as of `pairwise`."""
+    choice("metric", metric, SEQUENCE_METRICS)
+    radius = positive_int("radius", radius)
+    if metric in ("index_overlap", "rank_overlap"):
+        return np.array([pairwise([sequence, other], metric)[0, 1] for other in others])
+    rows = as_matrix([sequence, *others])
+    second = np.arange(1, len(rows))
+    if not len(second):
+        return np.zeros(0)
+    return _run(_kernel(rows, metric, min(radius, rows.shape[1])), 0 * second, second, 1, _cores(), None, math.inf)
 
 
 def _cores() -> int:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist, squareform
-from torch import Tensor
 
 from fedclust.checks import choice
-from fedclust.clustering.sequences import as_numbers
+from fedclust.clustering.sequences import as_array, as_numbers
 
 GRADIENT_METRICS = ("l2", "l1", "cosine", "pearson", "max_norm", "mahalanobis")
 _VALUES = 2**22  # values converted to float64 at a time
 
 
-def gradient_distances(gradients: Any, metric: str) -> NDArray[np.float64]:
+def gradient_distances(gradients: Any, metric: str, ids: Sequence[Any] | None = None) -> NDArray[np.float64]:
     """Distances between all pairs of gradients.
 
     * ``l2``, ``l1``, ``max_norm``: norms of the difference.
@@ -28,6 +28,7 @@ def gradient_distances(gradients: Any, metric: str) -> NDArray[np.float64]:
     Args:
         gradients: (N, d) array or tensor, one gradient per client; float32 is read in pieces, not copied as a whole.
         metric: one of `GRADIENT_METRICS`.
+        ids: (N,) client names for error messages; positions if None.
 
     Returns:
         (N, N) float64, symmetric, exactly 0 on the diagonal and between equal gradients.
@@ -36,13 +37,13 @@ def gradient_distances(gradients: Any, metric: str) -> NDArray[np.float64]:
         ValueError: for an unknown metric, another shape, NaN or infinite values.
     """
     choice("metric", metric, GRADIENT_METRICS)
-    matrix = gradients.detach().cpu().numpy() if isinstance(gradients, Tensor) else np.asarray(gradients)
+    matrix = as_array(gradients)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"gradients must have shape (clients, coordinates), got {matrix.shape}")
     n, d = matrix.shape
     step = max(1, _VALUES // n)
     for i, row in enumerate(matrix):
-        as_numbers(row, "the gradient", f"client {i}")
+        as_numbers(row, "the gradient", f"client {i if ids is None else ids[i]}")
     center, norm = _standard(matrix, metric)
     total = np.zeros(n * (n - 1) // 2)
     for start in range(0, d, step):

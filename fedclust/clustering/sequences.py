@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,13 +16,21 @@ Numbers = NDArray[Any]
 _MOST = 2**62
 
 
+def as_array(x: Any) -> Numbers:
+    """An array, tensor or list as an array; bfloat16, which NumPy does not know, as float32."""
+    if not isinstance(x, Tensor):
+        return np.asarray(x)
+    plain = x.detach().cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
+
+
 def as_numbers(x: Any, name: str, who: str = "") -> Numbers:
     """`x` (array, tensor, list) as an array of int64 or, if it holds fractions, float64; never unsigned.
 
     Raises:
         ValueError: for booleans, complex numbers, text, NaN, infinity, or integers beyond ±2**62.
     """
-    values = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    values = as_array(x)
     if values.dtype.kind == "f":
         bad = int(np.count_nonzero(~np.isfinite(values)))
         if bad:

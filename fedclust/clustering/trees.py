@@ -19,6 +19,8 @@ Labels = NDArray[np.int64]
 Matrix = NDArray[np.float64]
 _ALONE = "leaves a client alone"
 _NO_GAP = "two medoids coincide"
+# Means and indices that differ by less are equal: their difference is the rounding of sums.
+_ROUNDING = 1 + 1e-12
 
 
 class Edge(NamedTuple):
@@ -160,7 +162,7 @@ class _Cuts:
         labels[part] = self.labels.max() + 1
         dbi = _index(self.matrix, labels)
         best = math.inf if self.dbi is None else self.dbi
-        if dbi is None or not (math.isfinite(dbi) and dbi <= best):
+        if dbi is None or not (math.isfinite(dbi) and dbi <= best * _ROUNDING):
             no_gap = dbi is None or not math.isfinite(dbi)
             reason = _NO_GAP if no_gap else f"Davies-Bouldin {dbi:.6g} is above {best:.6g}"
             self.rejected.append(Rejection(edge, reason))
@@ -204,7 +206,7 @@ def _index(matrix: Matrix, labels: Labels) -> float | None:
     for cluster in range(n_clusters):
         members = np.flatnonzero(labels == cluster)
         means = matrix[np.ix_(members, members)].mean(axis=1)
-        best = int(means.argmin())
+        best = int(np.flatnonzero(means <= means.min() * _ROUNDING)[0])
         medoids[cluster], spread[cluster] = members[best], means[best]
     between = matrix[np.ix_(medoids, medoids)]
     if np.count_nonzero(between == 0) > n_clusters:

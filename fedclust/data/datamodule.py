@@ -67,7 +67,10 @@ class FederatedDataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         if partition is not None and not isinstance(partition, Partition):
-            raise ValueError(f"partition must be a Partition such as Dirichlet(5, 0.5), got {partition!r}")
+            raise ValueError(
+                "partition must be a Partition such as Dirichlet(5, 0.5), or Natural(ids) with one client id per row "
+                f"for rows dealt by hand, got an object of type {type(partition).__name__}"
+            )
         if transform is not None and not isinstance(transform, ClientTransform):
             raise ValueError(f"transform must be a ClientTransform such as Rotations(), got {transform!r}")
         self.seed = None if seed is None else seed_value("seed", seed)

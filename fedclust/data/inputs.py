@@ -22,12 +22,14 @@ class Inputs:
         n_classes: Number of classes, None without labels.
         scaling: The scaling fitted to the training data, or None.
         limits: Smallest and largest value of the training rows; None if that is not known.
+        class_names: Name of each class, as labels came from the source; None if that is not known.
     """
 
     shape: tuple[int, ...]
     n_classes: int | None
     scaling: Scaling | None
     limits: tuple[float, float] | None = None
+    class_names: list[str] | None = None
 
     def rows(self, x: Any) -> Tensor:
         """Rows (n, *shape), float32, scaled as the training data was.
@@ -41,6 +43,11 @@ class Inputs:
         """
         if isinstance(x, Table):
             return x.x
+        if isinstance(x, tuple | ClientData):
+            raise ValueError(
+                f"x must be an array of rows or a Table such as data.client(3).test, not a {type(x).__name__}; "
+                "(rows, labels) and whole clients are for `assign`"
+            )
         values = _numbers(array_of(x) if isinstance(x, Tensor) else np.asarray(x))
         features = int(np.prod(self.shape))
         if len(self.shape) == 3 and values.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape:
@@ -78,7 +85,8 @@ class Inputs:
         """A client's rows, all of them for training.
 
         Args:
-            new_client: Rows, a pair (rows, class indices), a `Table`, or a `ClientData`, which is taken as it is.
+            new_client: Rows, a pair (rows, labels as the source had them), a `Table` with class indices, or a
+                `ClientData`, which is taken as it is.
 
         Raises:
             ValueError: If rows or labels do not fit, or there is no row.
@@ -99,12 +107,29 @@ class Inputs:
         return Table(rows, None if y is None else self._labels(y, len(rows)), np.arange(len(rows)))
 
     def _labels(self, y: Any, n: int) -> Tensor:
+        """Class indices of labels: by name, or, where names are words, by index too."""
         values = array_of(y) if isinstance(y, Tensor) else np.asarray(y)
-        if values.shape != (n,) or not np.issubdtype(values.dtype, np.integer):
-            raise ValueError(f"labels must be {n} class indices, one per row, got {values.dtype} {values.shape}")
-        if self.n_classes is not None and n and not (values.min() >= 0 and values.max() < self.n_classes):
-            raise ValueError(f"labels must lie in 0..{self.n_classes - 1}, got {values.min()} to {values.max()}")
-        return torch.from_numpy(values.astype(np.int64))
+        if values.shape != (n,) or values.dtype.kind not in "iufbUO":
+            raise ValueError(
+                f"labels must be {n} whole numbers or names, one per row, got {values.dtype} {values.shape}"
+            )
+        names = self.class_names or [str(index) for index in range(self.n_classes or 0)]
+        index_of = {name: index for index, name in enumerate(names)}
+        if not any(name.lstrip("-").isdigit() for name in names):
+            index_of |= {str(index): index for index in range(len(names))}
+        given, codes = np.unique(values.astype(str) if values.dtype.kind == "O" else values, return_inverse=True)
+        found = [index_of.get(_label_name(value)) for value in given]
+        unknown = [_label_name(value) for value, index in zip(given, found, strict=True) if index is None]
+        if unknown:
+            raise ValueError(f"labels must be among {', '.join(names)}, got {', '.join(unknown[:5])}")
+        return torch.from_numpy(np.array(found, dtype=np.int64)[codes])
+
+
+def _label_name(value: Any) -> str:
+    """How `class_names` writes a label: whole numbers without a fraction, True and False as 1 and 0."""
+    if isinstance(value, np.bool_ | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
 
 
 def _numbers(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

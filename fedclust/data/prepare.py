@@ -239,9 +239,9 @@ def scale_inputs(name: str, x: AnyArray, x_test: AnyArray, scale: str) -> tuple[
     low, high = float(scaled.min()), float(scaled.max())
     if scale == "auto" and (low < 0.0 or high > 1.0):
         warnings.warn(
-            f"{name}: inputs run from {low:.4g} to {high:.4g} and are taken as they are. A network that ends in a "
-            'sigmoid cannot reproduce values outside [0, 1]: use DCN(output="linear"), or scale="standard" or '
-            'scale="minmax" (scale="none" silences this warning)',
+            f"{name}: inputs run from {low:.4g} to {high:.4g} and are taken as they are. Networks train best on inputs "
+            'of about [0, 1], and a DCN whose decoder ends in a sigmoid cannot reproduce others: use scale="standard" '
+            'or scale="minmax", for a DCN output="linear" (scale="none" silences this warning)',
             stacklevel=2,
         )
     # Recorded, so that a prediction on raw bytes does not divide them by 255.

@@ -127,12 +127,16 @@ class Algorithm(ABC):
         default_monitor: Metric and mode for early stopping and the best checkpoint, without labels where it can be.
         label_metrics: Names (without the split) of metrics that need labels.
         personal: Whether clients use different models, so that predicting needs to know whose.
+        client_actions: Actions that the client module must have.
+        client_class: Name of the client module that has them, for messages.
     """
 
     state_class: ClassVar[type[State]]
     default_monitor: ClassVar[tuple[str, str]]
     label_metrics: ClassVar[frozenset[str]] = frozenset({"acc", "nmi", "ari"})
     personal: ClassVar[bool] = False
+    client_actions: ClassVar[tuple[str, ...]] = ()
+    client_class: ClassVar[str] = ""
 
     def check(self, server: Server) -> None:  # noqa: B027 (a method that can work with any data needs none)
         """Raises ValueError, naming the client or the field, for what cannot work; runs before any training."""

@@ -35,6 +35,7 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
         "client_args": plain_arguments(loop.client.hparams),
         "input_shape": list(loop.server.input_shape),
         "n_classes": loop.server.n_classes,
+        "class_names": getattr(loop.backend.data, "class_names", None),
         "scaling": scaling_tensors(getattr(loop.backend.data, "scaling", None)),
         "limits": getattr(loop.backend.data, "limits", None),
         "seed": loop.resolved_seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -59,9 +60,10 @@ class NonFiniteLossError(NonFiniteError):
     def __init__(
         self, who: str, round: int, epoch: int, value: float, last_finite: float, what: str = "loss"
     ) -> None:  # fmt: skip
+        known = f"; the last finite mean loss was {last_finite:.6g}" if math.isfinite(last_finite) else ""
         super().__init__(
-            f"{who}, round {round}: the {what} became {value} in local epoch {epoch}; the last finite mean loss was "
-            f"{last_finite:.6g}. Lower the learning rate, or use precision 32-true or bf16-mixed"
+            f"{who}, round {round}: the {what} became {value} in local epoch {epoch}{known}. Lower the learning rate, "
+            "use precision 32-true or bf16-mixed, or, where the method adds noise, less of it"
         )
 
 
@@ -70,5 +72,6 @@ class NonFiniteOutputsError(NonFiniteError):
 
     def __init__(self, who: str, round: int, bad: int, rows: int) -> None:
         super().__init__(
-            f"{who}, round {round}: the model's outputs are not finite on {bad} of {rows} rows; it has diverged"
+            f"{who}, round {round}: the model's outputs are not finite on {bad} of {rows} rows. Lower the learning "
+            "rate, or, where the method adds noise, use less of it"
         )

@@ -20,7 +20,7 @@ from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.client import ClientModule
 from fedclust.federation.cohort import Cohorts, Rounds
 from fedclust.federation.context import WorkContext, emulated, make_fabric
-from fedclust.federation.refusals import check_monitors, refuse_unusable_flags
+from fedclust.federation.refusals import check_actions, check_monitors, refuse_unusable_flags
 
 ROUND_METRICS = frozenset({"clients/asked", "clients/failed", "bytes/up", "bytes/down", "seconds/round"})
 
@@ -136,6 +136,7 @@ class FederatedLoop(pl.LightningModule):
         if stage == "fit":
             self._state, self.latest = None, {}
         self.resolved_seed = int(data.resolved_seed)
+        check_actions(self.algorithm, self.client)
         self.client.build(tuple(data.input_shape), data.n_classes)
         self.backend.connect(self.client, data, seed=self.resolved_seed, device=device, precision=precision)
         sizes = {client: int(rows) for client, rows in enumerate(data.n_rows) if rows > 0}

@@ -7,6 +7,9 @@ from typing import Any
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, Timer
 from pytorch_lightning.trainer.states import TrainerFn
 
+from fedclust.directions import better
+from fedclust.federation.algorithm import Algorithm
+from fedclust.federation.client import ClientModule
 from fedclust.federation.context import PRECISIONS
 
 # By name, because not every version of Lightning has all of them.
@@ -116,6 +119,16 @@ def _is_lightnings(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("pytorch_lightning", "lightning")
 
 
+def check_actions(algorithm: Algorithm, client: ClientModule) -> None:
+    """Raises ValueError for a client module that lacks what the method asks of its clients."""
+    missing = sorted(set(algorithm.client_actions) - set(client.actions()))
+    if missing:
+        raise ValueError(
+            f"{type(client).__name__} is no client of {type(algorithm).__name__}, which asks for {', '.join(missing)}: "
+            f"use {algorithm.client_class or 'the client module of that method'}"
+        )
+
+
 def check_monitors(trainer: Any, names: frozenset[str], validation_rows: int) -> None:
     """Raises ValueError for a callback that monitors a metric which will not exist; lists those that will.
 
@@ -132,6 +145,11 @@ def check_monitors(trainer: Any, names: frozenset[str], validation_rows: int) ->
         kind = type(callback).__name__
         if names and monitor not in names:
             raise ValueError(f"{kind} monitors {monitor!r}, which will not exist; there are {', '.join(sorted(names))}")
+        mode, wanted = getattr(callback, "mode", None), better(monitor)
+        if isinstance(callback, EarlyStopping | ModelCheckpoint) and wanted not in (None, mode):
+            raise ValueError(
+                f"{kind} monitors {monitor!r} with mode {mode!r}, which selects the worst round; set mode to {wanted!r}"
+            )
         # Its own class only: a run keeps its best round by a validation metric, or the last one where there is none.
         strict = getattr(callback, "strict", True)
         if monitor.startswith("val/") and type(callback) in (EarlyStopping, ModelCheckpoint) and strict:

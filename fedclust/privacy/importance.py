@@ -62,7 +62,7 @@ def top_k_indices(values: Any, k: int, who: str = "") -> Tensor:
     return _largest(vector.abs(), k)
 
 
-def global_ranking(sequences: Sequence[Any], k: int) -> Tensor:
+def global_ranking(sequences: Sequence[Any], k: int, ids: Sequence[Any] | None = None) -> Tensor:
     """The first k elements by p(e) = Σ 1 / (1 + position of e), over the sequences that hold e (Section 5.3).
 
     Positions count from 1; ties go to the lower index. The sums are taken in fixed point (52 bits less the bits of
@@ -71,25 +71,27 @@ def global_ranking(sequences: Sequence[Any], k: int) -> Tensor:
     Args:
         sequences: One per user, (length,) integers of at least 0 without repetition; all of one length.
         k: How many elements.
+        ids: The users' names for error messages; positions if None.
 
     Returns:
         (k,) int64 on the CPU.
 
     Raises:
-        ValueError: naming the position of the sequence, for sequences that differ in length, are empty, repeat an
+        ValueError: naming the sequence, for sequences that differ in length, are empty, repeat an
             element or hold negative ones; if they hold fewer than k elements together; without any sequence.
     """
     k = positive_int("k", k)
-    rows = [_sequence(sequence, i) for i, sequence in enumerate(sequences)]
+    names_of = [f"sequence {name}" for name in (range(len(sequences)) if ids is None else ids)]
+    rows = [_sequence(sequence, name) for sequence, name in zip(sequences, names_of, strict=True)]
     if not rows:
         raise ValueError("a ranking needs at least one sequence")
-    for i, row in enumerate(rows):
+    for name, row in zip(names_of, rows, strict=True):
         if len(row) != len(rows[0]):
-            raise ValueError(f"sequence {i} has {len(row)} elements, sequence 0 has {len(rows[0])}: protocol error")
+            raise ValueError(f"{name} has {len(row)} elements, {names_of[0]} has {len(rows[0])}: protocol error")
     flat = np.concatenate(rows)
     names, keys = _compact(flat)
     size = len(names) if names is not None else int(flat.max()) + 1
-    _refuse_repeats(keys.reshape(len(rows), -1), size)
+    _refuse_repeats(keys.reshape(len(rows), -1), size, names_of)
     weights = np.rint(2.0 ** (52 - len(rows).bit_length()) / (2.0 + np.arange(len(rows[0]))))
     scores = np.bincount(keys, weights=np.tile(weights, len(rows)), minlength=size)
     held = int(np.count_nonzero(scores))
@@ -157,16 +159,14 @@ def _largest(values: Tensor, k: int) -> Tensor:
     return torch.cat([above[ordered], equal])
 
 
-def _sequence(values: Any, position: int) -> np.ndarray:
+def _sequence(values: Any, name: str) -> np.ndarray:
     array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise ValueError(
-            f"sequence {position} must be a non-empty list of integers, got shape {array.shape} of {array.dtype}"
-        )
+        raise ValueError(f"{name} must be a non-empty list of integers, got shape {array.shape} of {array.dtype}")
     # Unsigned types would wrap in any later difference.
     array = array.astype(np.int64)
     if array.min() < 0:
-        raise ValueError(f"sequence {position} holds {array.min()}; indices are at least 0")
+        raise ValueError(f"{name} holds {array.min()}; indices are at least 0")
     return array
 
 
@@ -177,12 +177,12 @@ def _compact(flat: np.ndarray) -> tuple[np.ndarray | None, np.ndarray]:
     return np.unique(flat, return_inverse=True)
 
 
-def _refuse_repeats(keys: np.ndarray, size: int) -> None:
+def _refuse_repeats(keys: np.ndarray, size: int, names: Sequence[str]) -> None:
     places, order = np.zeros(size, dtype=np.int64), np.arange(keys.shape[1])
-    for i, row in enumerate(keys):
+    for name, row in zip(names, keys, strict=True):
         places[row] = order
         if (places[row] != order).any():
-            raise ValueError(f"sequence {i} holds an element more than once")
+            raise ValueError(f"{name} holds an element more than once")
 
 
 def _both_parts(indices: Any, d: int, device: torch.device) -> tuple[Tensor, Tensor]:

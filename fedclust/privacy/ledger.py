@@ -33,7 +33,8 @@ COVERED = (
 )
 NOT_COVERED = (
     "the permutation sequence, the norm of the less important part, the values of the important coordinates, the "
-    "sizes, the clusters and BatchNorm buffers: no differential privacy at all for them"
+    "sizes, the clusters, BatchNorm buffers, the training loss, and the counts of the evaluations: no differential "
+    "privacy at all for them"
 )
 
 # (users in the shuffle, coordinates, ε₀)

@@ -27,6 +27,7 @@ ROWS = {
     "privacy/epsilon_total": "of the whole run",
     "privacy/delta": "for both",
 }
+_COUNTS = ("clusters/pre", "clusters/final")
 _NOT_SHOWN = ("test/collapsed", "test/latent_variance", "test/auc_users")
 
 
@@ -49,12 +50,18 @@ def human_bytes(count: int) -> str:
 
 
 def number(value: float | str | None) -> str:
-    """A metric's value with four decimals; whole numbers without."""
+    """A metric's value with four decimals; whole numbers without, tiny ones in powers of ten."""
     if value is None:
         return "not a number"
     if isinstance(value, str) or not math.isfinite(value):
         return str(value)
+    if 0 < abs(value) < 5e-4:
+        return f"{value:.2g}"
     return f"{value:.0f}" if value == int(value) and abs(value) > 1 else f"{value:.4f}"
+
+
+def _value(name: str, value: float | str | None) -> str:
+    return f"{value:.0f}" if name in _COUNTS and isinstance(value, float) and math.isfinite(value) else number(value)
 
 
 def _title(summary: Summary) -> str:
@@ -69,7 +76,7 @@ def _title(summary: Summary) -> str:
 
 def _rows(summary: Summary) -> list[tuple[str, str, str]]:
     metrics = summary["metrics"]
-    known = [(name, number(metrics[name]), text) for name, text in ROWS.items() if name in metrics]
+    known = [(name, _value(name, metrics[name]), text) for name, text in ROWS.items() if name in metrics]
     others = [
         (name, number(value), "")
         for name, value in sorted(metrics.items())

@@ -11,6 +11,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from fedclust.algorithms.fedavg import FedAvg
 from fedclust.algorithms.local_only import LocalOnly
+from fedclust.data.datamodule import FederatedDataModule
+from fedclust.data.partition import Iid
 from fedclust.federation.averaging import weighted_average
 from fedclust.federation.backend import InProcess
 from fedclust.federation.errors import ClientError, NonFiniteOutputsError
@@ -144,8 +146,24 @@ def test_who_drops_out_of_the_sum_is_in_neither_sum_nor_count(blobs: Any, traine
 
 
 def test_too_small_a_bound_names_the_client(blobs: Any, trainer: Any) -> None:
-    with pytest.raises(ClientError, match=r"client 0.*lies outside the bound ±0.5"):
+    """With large steps some weight grows beyond 1, and so rows times weight beyond the number of rows."""
+    data = blobs()
+    largest = max(fit(FedAvg(), data, trainer).backend.data.n_rows)
+    loop = FederatedLoop(
+        FedAvg(round_epochs=5, aggregation="secure_sum", sum_bound=largest), Classifier("mlp", lr=3.0, batch_size=8)
+    )
+    with pytest.raises(ClientError, match=rf"client \d+.*lies outside the bound ±{largest}"):
+        trainer(1).fit(loop, datamodule=data)
+
+
+def test_sums_that_cannot_work_are_refused_before_training(blobs: Any, trainer: Any) -> None:
+    with pytest.raises(ValueError, match=r"sum_bound must be at least the number of rows.*rows of client \d"):
         fit(FedAvg(aggregation="secure_sum", sum_bound=0.5), blobs(), trainer)
+    with pytest.raises(ValueError, match="sum_bound must lie between"):
+        FedAvg(aggregation="ckks", sum_bound=1e-300)
+    one = FederatedDataModule((np.eye(4, dtype=np.float32), np.arange(4)), Iid(1), seed=0)
+    with pytest.raises(ValueError, match="at least 2 clients"):
+        fit(FedAvg(aggregation="secure_sum"), one, trainer)
     with pytest.raises(ValueError, match="aggregation"):
         FedAvg(aggregation="sum")
 

@@ -255,3 +255,14 @@ def test_five_hundred_clients() -> None:
     matrix = np.sqrt(((points[:, None] - points[None]) ** 2).sum(-1))
     found = adaptive_clusters(matrix)
     assert adjusted_rand_score(planted, found.labels) == 1
+
+
+def test_of_medoids_that_tie_but_for_rounding_the_first_counts() -> None:
+    """All four means are .15; as sums of floats the last two come out smaller by one bit."""
+    matrix = np.array([[0, 0.1, 0.2, 0.3], [0.1, 0, 0.3, 0.2], [0.2, 0.3, 0, 0.1], [0.3, 0.2, 0.1, 0]])
+    assert len(set(matrix.mean(axis=1))) == 2
+    far = np.full((6, 6), 1.0)
+    far[:4, :4], far[4:, 4:] = matrix, [[0, 0.1], [0.1, 0]]
+    far[2, 4] = far[4, 2] = 0.5  # the distance of the third one's medoid, were it the medoid
+    # S = .15 and .05, M = 1 between the first client and client 4
+    assert medoid_davies_bouldin(far, np.array([0, 0, 0, 0, 1, 1])) == pytest.approx(0.2)

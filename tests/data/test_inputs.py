@@ -63,15 +63,44 @@ def test_a_new_client_brings_rows_and_maybe_labels(images: Inputs) -> None:
 @pytest.mark.parametrize(
     ("y", "text"),
     [
-        ([0, 1], r"labels must be 3 class indices, one per row, got int64 \(2,\)"),
-        ([0.0, 1.0, 2.0], "got float64"),
-        ([0, 1, 3], r"labels must lie in 0\.\.2, got 0 to 3"),
-        ([-1, 1, 2], r"labels must lie in 0\.\.2, got -1 to 2"),
+        ([0, 1], r"labels must be 3 whole numbers or names, one per row, got int64 \(2,\)"),
+        ([0.0, 0.5, 2.0], "labels must be among 0, 1, 2, got 0.5"),
+        ([[0, 1, 2]], r"one per row, got int64 \(1, 3\)"),
+        ([0, 1, 3], "labels must be among 0, 1, 2, got 3"),
+        ([-1, 1, 2], "labels must be among 0, 1, 2, got -1"),
     ],
 )
 def test_labels_that_do_not_fit_are_refused(images: Inputs, y: list[float], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         images.client((np.zeros((3, 4)), y))
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "indices"),
+    [
+        (["1", "2", "3"], [3, 1, 2], [2, 0, 1]),
+        (["1", "2", "3"], [3.0, 1.0, 2.0], [2, 0, 1]),
+        (["0", "1", "2"], [True, False, True], [1, 0, 1]),
+        (["cat", "cow", "dog"], ["dog", "cat", "cow"], [2, 0, 1]),
+        (["cat", "cow", "dog"], np.array(["dog", "cat", "cow"], dtype=object), [2, 0, 1]),
+        (["cat", "cow", "dog"], [2, 0, 1], [2, 0, 1]),
+    ],
+)
+def test_labels_mean_what_the_source_called_them(names: list[str], labels: Any, indices: list[int]) -> None:
+    inputs = Inputs((4,), 3, None, class_names=names)
+    y = inputs.client((np.zeros((3, 4)), labels)).train.y
+    assert y is not None
+    assert y.tolist() == indices
+
+
+def test_an_index_is_no_label_where_labels_are_numbers() -> None:
+    with pytest.raises(ValueError, match="labels must be among 1, 2, 3, got 0"):
+        Inputs((4,), 3, None, class_names=["1", "2", "3"]).client((np.zeros((3, 4)), [0, 1, 2]))
+
+
+def test_a_pair_is_for_assign_only(images: Inputs) -> None:
+    with pytest.raises(ValueError, match=r"not a tuple; \(rows, labels\) and whole clients are for `assign`"):
+        images.rows((np.zeros((3, 4)), [0, 1, 2]))
 
 
 def test_a_client_without_rows_is_refused(images: Inputs) -> None:

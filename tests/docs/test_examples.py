@@ -156,7 +156,7 @@ def test_python_of_the_privacy_page_runs(capsys):
     assert "[6. 8.] (0, 2) [3. 4.]" in printed
 
 
-@pytest.mark.parametrize("page", ["fmcl.md", "flameche.md"])
+@pytest.mark.parametrize("page", ["fmcl.md", "flameche.md", "pa_cfl.md"])
 def test_python_of_the_methods_pages_runs(page):
     (text,) = blocks(ROOT / "docs" / page, "python")
     names = {}

@@ -31,6 +31,9 @@ def test_human_bytes(count, text):
         (0.83456, "0.8346"),
         (10.0, "10"),
         (0.0, "0.0000"),
+        (1e-5, "1e-05"),
+        (-0.00012, "-0.00012"),
+        (0.0006, "0.0006"),
         (1.0, "1.0000"),
         (math.inf, "inf"),
         (None, "not a number"),
@@ -96,3 +99,10 @@ def test_metrics_table_says_what_was_evaluated():
 def test_versions_name_all_packages():
     found = versions()
     assert all(found[name][0].isdigit() for name in ("fedclust", "python", "torch", "pytorch_lightning", "numpy"))
+
+
+def test_numbers_of_clusters_are_whole_numbers():
+    summary = empty_summary("fit", None)
+    summary.update(method="FMCL", metrics={"clusters/pre": 1.0, "clusters/final": 3.0, "privacy/delta": 1e-5})
+    values = {line.split()[0]: line.split()[1] for line in results_table(summary).splitlines() if "/" in line}
+    assert values == {"clusters/pre": "1", "clusters/final": "3", "privacy/delta": "1e-05"}
