@@ -32,9 +32,10 @@ def test_a_group_of_two_and_a_group_of_one() -> None:
     matrix = tagged(3, 4)
     seen = set()
     for seed in range(40):
+        source = simulated(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            shuffled, alone = shuffle_coordinates(matrix, [5, 2, 5], simulated(seed))
+            shuffled, alone = shuffle_coordinates(matrix, [5, 2, 5], source)
         assert alone == [1]
         assert shuffled[1].tolist() == matrix[1].tolist()
         for j in range(4):
