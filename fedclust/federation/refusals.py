@@ -145,10 +145,11 @@ def check_monitors(trainer: Any, names: frozenset[str], validation_rows: int) ->
         kind = type(callback).__name__
         if names and monitor not in names:
             raise ValueError(f"{kind} monitors {monitor!r}, which will not exist; there are {', '.join(sorted(names))}")
-        mode, wanted = getattr(callback, "mode", None), better(monitor)
-        if isinstance(callback, EarlyStopping | ModelCheckpoint) and wanted not in (None, mode):
+        # "min" is what Lightning takes where nothing is said; "max" was asked for.
+        unsaid = isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.mode == "min"
+        if unsaid and better(monitor) == "max":
             raise ValueError(
-                f"{kind} monitors {monitor!r} with mode {mode!r}, which selects the worst round; set mode to {wanted!r}"
+                f"{kind} monitors {monitor!r} with mode 'min', which selects the worst round; set mode to 'max'"
             )
         # Its own class only: a run keeps its best round by a validation metric, or the last one where there is none.
         strict = getattr(callback, "strict", True)

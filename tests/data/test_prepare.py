@@ -48,7 +48,7 @@ def test_uint8_and_floats_in_0_1_give_equal_values() -> None:
 @pytest.mark.parametrize("values", [IMAGES.astype(np.float32), IMAGES.astype(np.int64), IMAGES / 100.0 - 1])
 def test_unscaled_values_warn_and_stay(values: np.ndarray) -> None:
     """A10: a warning on values outside [0, 1] with no scaling, saying what to do."""
-    with pytest.warns(UserWarning, match=r'output="linear".*scale="standard"'):
+    with pytest.warns(UserWarning, match=r'scale="standard".*output="linear"'):
         source = load_source((values, LABELS))
     order = np.concatenate([source.train.rows, source.test.rows])  # type: ignore[union-attr]
     assert np.array_equal(flat_rows(source).numpy(), values.reshape(50, -1)[order].astype(np.float32))
