@@ -14,7 +14,6 @@ Numba is loaded and the kernels are compiled at the first use (once per machine:
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from fedclust.checks import choice, positive, positive_int
 from fedclust.clustering.gradients import GRADIENT_METRICS, gradient_distances
 from fedclust.clustering.sequences import Numbers, as_matrix, as_sequence, require_indices
+from fedclust.cores import available_cores
 
 __all__ = ["GRADIENT_METRICS", "SEQUENCE_METRICS", "distances_to", "dtw", "fastdtw", "gradient_distances", "pairwise"]
 
@@ -116,7 +116,7 @@ def pairwise(
     choice("metric", metric, SEQUENCE_METRICS)
     radius = positive_int("radius", radius)
     limit = math.inf if max_seconds is None else positive("max_seconds", max_seconds)
-    workers = _cores() if threads is None else positive_int("threads", threads)
+    workers = available_cores() if threads is None else positive_int("threads", threads)
     rows = as_matrix(sequences, ids)
     n, k = rows.shape
     if metric in ("index_overlap", "rank_overlap"):
@@ -150,12 +150,7 @@ def distances_to(
     second = np.arange(1, len(rows))
     if not len(second):
         return np.zeros(0)
-    return _run(_kernel(rows, metric, min(radius, rows.shape[1])), 0 * second, second, 1, _cores(), None, math.inf)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _run(_kernel(rows, metric, min(radius, rows.shape[1])), 0 * second, second, 1, available_cores(), None, math.inf)
 
 
 def _narrowed(*arrays: Numbers) -> tuple[tuple[Numbers, ...], Any]:
