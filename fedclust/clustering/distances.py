@@ -150,7 +150,8 @@ def distances_to(
     second = np.arange(1, len(rows))
     if not len(second):
         return np.zeros(0)
-    return _run(_kernel(rows, metric, min(radius, rows.shape[1])), 0 * second, second, 1, available_cores(), None, math.inf)
+    kernel = _kernel(rows, metric, min(radius, rows.shape[1]))
+    return _run(kernel, 0 * second, second, 1, available_cores(), None, math.inf)
 
 
 def _narrowed(*arrays: Numbers) -> tuple[tuple[Numbers, ...], Any]:
