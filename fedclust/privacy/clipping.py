@@ -15,7 +15,8 @@ from fedclust.checks import non_negative, positive
 SMALLEST_BOUND = 2.0**-100
 # Elements at a time: what is worked on stays in the second-level cache, and no float64 copy of a vector is made.
 _AT_ONCE = 1 << 15
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGER_OF_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element → the integers that hold its bits."""
 
 
 def l2_norm(vector: Tensor, who: str = "") -> float:
@@ -116,7 +117,7 @@ def _squares(flat: Tensor, scale: float) -> float:
 def _narrow(wide: Tensor, dtype: torch.dtype) -> Tensor:
     """``wide`` in ``dtype``, rounded towards zero, so that no element grows."""
     narrow = wide.to(dtype)
-    bits = narrow.view(_BITS[dtype.itemsize])
+    bits = narrow.view(INTEGER_OF_SIZE[dtype.itemsize])
     # Read as a whole number, sign aside, the next float towards zero is one less.
     bits -= (narrow.to(torch.float64).abs() > wide.abs()).to(bits.dtype)
     return narrow

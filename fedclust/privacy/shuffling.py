@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclust.privacy.clipping import INTEGER_OF_SIZE
 from fedclust.privacy.kernels import shuffle_columns
 from fedclust.privacy.randomness import RandomSource, SecureRandom, Supply
-
-# Values are moved, never looked at: types of one size share a kernel.
-_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def shuffle_coordinates(
@@ -42,7 +40,8 @@ def shuffle_coordinates(
     result = _room(matrix, out)
     supply = Supply(source or SecureRandom())
     work = result.cpu().contiguous()
-    numbers, alone = work.view(_SAME_SIZE[work.itemsize]).numpy(), []
+    # Values are moved, never looked at: types of one size share a kernel.
+    numbers, alone = work.view(INTEGER_OF_SIZE[work.itemsize]).numpy(), []
     for group in np.unique(labels):
         rows = np.flatnonzero(labels == group)
         if len(rows) > 1:
@@ -60,7 +59,7 @@ def _labels(matrix: Tensor, groups: Any) -> np.ndarray:
     labels = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
     if matrix.ndim != 2:
         raise ValueError(f"matrix must have shape (users, coordinates), got {tuple(matrix.shape)}")
-    if matrix.itemsize not in _SAME_SIZE:
+    if matrix.itemsize not in INTEGER_OF_SIZE:
         raise ValueError(f"matrix must have elements of at most 8 bytes, got {matrix.dtype}")
     if labels.shape != (len(matrix),) or labels.dtype.kind not in "iu":
         raise ValueError(
