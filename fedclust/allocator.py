@@ -21,8 +21,9 @@ def keep_freed_memory() -> bool:
     """Tells glibc to keep freed blocks instead of handing them back to the system at once.
 
     Activations and gradients of a step are a few megabytes each. By default glibc returns them to the system when they
-    are freed, and the next step gets them page by page again: for the CNN of the PA-CFL paper 2,500 page faults and a
-    quarter of the time of a step. The setting is the whole process's; up to 1 GiB of freed memory stays with it.
+    are freed, and the next step gets them page by page again: for the CNN of the PA-CFL paper more than 2,000 page
+    faults in every step (`benchmarks/local_step.py`). The setting is the whole process's; up to 1 GiB of freed memory
+    stays with it.
 
     Returns:
         Whether it was set. It is not where the C library is not glibc, or where one of its variables is set

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pa_cfl_users import LR, fit, method, rows
+from five_users import LR, fit, method, rows
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 
 import fedclust

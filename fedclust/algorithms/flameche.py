@@ -57,8 +57,7 @@ class FLAMECHE(ClusterModelAlgorithm):
     Args:
         n_clusters: K.
         round_epochs: Local epochs per round; 0 groups clients without training.
-        mixture: "spherical" is the paper's spherical k-means; "gaussian" and "multinomial" are two other members of its
-            family [ours].
+        mixture: "spherical" is the paper's spherical k-means; "gaussian" and "multinomial" are of its family [ours].
         n_init: Starts that run side by side in the same messages; the one with the smallest summed error counts [ours].
             1 is the paper.
         recluster_every: τ: every so many rounds empty clusters are filled from the one with the highest mean error;

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist, squareform
 
+from fedclust.arrays import array_of
 from fedclust.checks import choice
-from fedclust.clustering.sequences import as_array, as_numbers
+from fedclust.clustering.sequences import as_numbers
 
 GRADIENT_METRICS = ("l2", "l1", "cosine", "pearson", "max_norm", "mahalanobis")
 _VALUES = 2**22  # values converted to float64 at a time
@@ -37,7 +38,7 @@ def gradient_distances(gradients: Any, metric: str, ids: Sequence[Any] | None = 
         ValueError: for an unknown metric, another shape, NaN or infinite values.
     """
     choice("metric", metric, GRADIENT_METRICS)
-    matrix = as_array(gradients)
+    matrix = array_of(gradients)
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ValueError(f"gradients must have shape (clients, coordinates), got {matrix.shape}")
     n, d = matrix.shape

@@ -6,22 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from fedclust.arrays import array_of
 from fedclust.clustering.checks import prefix
 
 Numbers = NDArray[Any]
 _MOST = 2**62
-
-
-def as_array(x: Any) -> Numbers:
-    """An array, tensor or list as an array; bfloat16, which NumPy does not know, as float32."""
-    if not isinstance(x, Tensor):
-        return np.asarray(x)
-    plain = x.detach().cpu()
-    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
 
 
 def as_numbers(x: Any, name: str, who: str = "") -> Numbers:
@@ -30,7 +21,7 @@ def as_numbers(x: Any, name: str, who: str = "") -> Numbers:
     Raises:
         ValueError: for booleans, complex numbers, text, NaN, infinity, or integers beyond ±2**62.
     """
-    values = as_array(x)
+    values = array_of(x)
     if values.dtype.kind == "f":
         bad = int(np.count_nonzero(~np.isfinite(values)))
         if bad:

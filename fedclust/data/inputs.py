@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclust.data.tables import ClientData, Scaling, Table, array_of
+from fedclust.arrays import array_of
+from fedclust.data.tables import ClientData, Scaling, Table
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Inputs:
                 f"x must be an array of rows or a Table such as data.client(3).test, not a {type(x).__name__}; "
                 "(rows, labels) and whole clients are for `assign`"
             )
-        values = _numbers(array_of(x) if isinstance(x, Tensor) else np.asarray(x))
+        values = _numbers(array_of(x))
         features = int(np.prod(self.shape))
         if len(self.shape) == 3 and values.shape[1:] == (*self.shape[1:], self.shape[0]) != self.shape:
             values = np.moveaxis(values, 3, 1)
@@ -108,7 +109,7 @@ class Inputs:
 
     def _labels(self, y: Any, n: int) -> Tensor:
         """Class indices of labels: by name, or, where names are words, by index too."""
-        values = array_of(y) if isinstance(y, Tensor) else np.asarray(y)
+        values = array_of(y)
         if values.shape != (n,) or values.dtype.kind not in "iufbUO":
             raise ValueError(
                 f"labels must be {n} whole numbers or names, one per row, got {values.dtype} {values.shape}"

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedclust.arrays import array_of
 from fedclust.data.files import read_idx, read_image_folder, read_npz
 from fedclust.data.prepare import RawData, build_source, with_test_part
-from fedclust.data.tables import Source, array_of
+from fedclust.data.tables import Source
 
 AnyArray = np.ndarray[Any, Any]
 

@@ -133,12 +133,6 @@ class Source:
 SPLITS = ("train", "val", "test")
 
 
-def array_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's values as an array; bfloat16, which numpy does not have, as float32."""
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
 def with_plain_strings(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """An array of string objects, such as a pandas column, as an array of strings; any other stays as it is."""
     if values.dtype.kind == "O" and all(isinstance(value, str) for value in values.ravel()):

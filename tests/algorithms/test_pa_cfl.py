@@ -12,7 +12,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from pa_cfl_users import LR, Recorder, fit, method, own, rows
+from five_users import LR, Recorder, fit, method, own, rows
 from sklearn.metrics import adjusted_rand_score
 
 import fedclust

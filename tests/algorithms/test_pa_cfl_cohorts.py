@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pa_cfl_users import LR, Recorder, fit, method, own, rows
+from five_users import LR, Recorder, fit, method, own, rows
 from sklearn.metrics import adjusted_rand_score
 
 from fedclust.algorithms.pa_cfl import PrivateAdaptiveCFL

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pa_cfl_users import Recorder, fit, method, rows
+from five_users import Recorder, fit, method, rows
 from torch import Tensor
 
 from fedclust.federation.loop import FederatedLoop

@@ -20,6 +20,7 @@ SMALL = re.compile(r"^    python benchmarks/(\w+)\.py (.* --out /tmp/try)$", re.
 REAL_DATA = ("leakage_pa_cfl", "similarity_pa_cfl")
 # Where no documented command is small, or writes to /tmp/try.
 OTHERS = {
+    "local_step": "--point CNN --rows 64 --epochs 1",
     "privacy_phase_pa_cfl": "--users 2 --timed-users 1 --noise simulated --out /tmp/try",
     "scaling": "--point InProcess 3 20 1",
     "tiny_clients": "--clients 4 --epochs 1 --rounds 1",
@@ -33,6 +34,12 @@ TABLES = {
     "reproduce_pa_cfl": "pa_cfl.md",
     "similarity_pa_cfl": "similarity_pa_cfl.md",
 }
+
+
+def test_no_helper_of_the_tests_is_named_like_a_script() -> None:
+    """Both folders are on the path here, and a module of either may be loaded already."""
+    helpers = {path.stem for path in (ROOT / "tests").glob("*.py")}
+    assert not helpers & set(SOURCES)
 
 
 def small_commands() -> dict[str, str]:

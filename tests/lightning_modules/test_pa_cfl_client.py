@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pa_cfl_users import LR, Recorder, method
+from five_users import LR, Recorder, method
 from torch import nn
 
 from fedclust.data.datamodule import FederatedDataModule
