@@ -43,6 +43,6 @@ def first_round(
     backend.round = 1
     sizes = {user: rows for user, rows in enumerate(data.n_rows) if rows > 0}
     context = WorkContext("server", 1, data.resolved_seed, make_fabric(device, precision))
-    server = Server(backend, client, sorted(sizes), sizes, data.input_shape, data.n_classes, context)
+    server = Server(backend, client, sorted(sizes), sizes, data.input_shape, data.n_classes, context, len(sizes))
     k = count_of(algorithm.top_k, parameter_count(client))
     return Round(algorithm, algorithm.start(server), server, server.clients, k)

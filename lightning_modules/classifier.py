@@ -77,9 +77,14 @@ class Classifier(ClientModule):
         if (self.input_shape, self.n_classes) == (input_shape, n_classes):
             return
         self.input_shape, self.n_classes = input_shape, n_classes
-        self.network = self.make_network(input_shape, n_classes)
-        if len(input_shape) == 3:
-            self.network = self.network.to(memory_format=torch.channels_last)
+        self.network = self.new_network()
+
+    def new_network(self) -> nn.Module:
+        """A network of this module's kind with fresh weights, images in channels_last; only after `build`."""
+        assert self.input_shape is not None
+        assert self.n_classes is not None
+        network = self.make_network(self.input_shape, self.n_classes)
+        return network.to(memory_format=torch.channels_last) if len(self.input_shape) == 3 else network
 
     def make_network(self, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
         """The network, from rows (n, *input_shape) to logits (n, n_classes); override it to train another one.

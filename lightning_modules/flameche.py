@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +16,7 @@ from lightning_modules.summing import answer
 
 
 class FLAMECHEClient(Classifier):
-    """A client with metadata: class-wise means of its features under a random copy of the network, cut before its head.
+    """A client with metadata: class-wise means of its features under a random network like its own, before its head.
 
     See `Classifier` for the arguments.
     """
@@ -26,16 +24,15 @@ class FLAMECHEClient(Classifier):
     @action
     def describe_metadata(self, message: Message, ctx: ClientContext) -> Message:
         """Computes the metadata, once; tells their sufficient statistics or, where sums are protected, their shape."""
-        if "metadata/blocks" not in ctx.state:
-            found = self.metadata(ctx)
-            ctx.state |= {"metadata/blocks": found.blocks, "metadata/counts": found.counts}
-        statistics = MIXTURES[str(message["mixture"])].statistics(_kept(ctx))
+        if message["reveal"] and "metadata/blocks" not in ctx.state:
+            ctx.state |= _entries(self.metadata(ctx))
+        statistics = MIXTURES[str(message["mixture"])].statistics(self._known(ctx))
         return {"statistics": statistics} if message["reveal"] else {"shape": torch.tensor(statistics.shape)}
 
     @action
     def locate(self, message: Message, ctx: ClientContext) -> Message:
         """E-step: the nearest component of every start and the distance to it."""
-        costs = MIXTURES[str(message["mixture"])].costs(_kept(ctx), read_tensor(message, "parameters").double())
+        costs = MIXTURES[str(message["mixture"])].costs(self._known(ctx), read_tensor(message, "parameters").double())
         errors, slots = costs.min(dim=1)
         return {"slots": slots, "errors": errors}
 
@@ -44,7 +41,7 @@ class FLAMECHEClient(Classifier):
         """One step of a protected sum: the statistics out of the slots counted so far, into those of the E-step."""
 
         def change() -> Tensor:
-            statistics = MIXTURES[str(message["mixture"])].statistics(_kept(ctx))
+            statistics = MIXTURES[str(message["mixture"])].statistics(self._known(ctx))
             before, after = read_tensor(message, "counted").tolist(), read_tensor(message, "target").tolist()
             moved = torch.zeros(len(after), read_int(message, "components"), *statistics.shape, dtype=torch.float64)
             for start, (old, new) in enumerate(zip(before, after, strict=True)):
@@ -54,6 +51,13 @@ class FLAMECHEClient(Classifier):
             return moved.flatten()
 
         return answer(message, ctx, change)
+
+    def _known(self, ctx: ClientContext) -> Metadata:
+        """The metadata; what the server was not told stays in the vault, and is computed again after a resume."""
+        if "metadata/blocks" not in ctx.state and "metadata/blocks" not in ctx.vault:
+            ctx.vault |= _entries(self.metadata(ctx))
+        kept = ctx.state if "metadata/blocks" in ctx.state else ctx.vault
+        return Metadata(read_tensor(kept, "metadata/blocks"), read_tensor(kept, "metadata/counts"))
 
     def metadata(self, ctx: ClientContext) -> Metadata:
         """Class-wise means of the client's training rows.
@@ -74,7 +78,8 @@ class FLAMECHEClient(Classifier):
     @torch.no_grad()
     def random_features(self, x: Tensor, seed: int) -> Tensor:
         """Features (n, d) of the network before its last Linear, under Kaiming weights drawn from the run's seed."""
-        extractor = deepcopy(self.network).cpu().float().eval()
+        with seeded(seed_for(seed, "extractor network")):  # a new one: nothing of what was trained may remain in it
+            extractor = self.new_network().cpu().float().eval()
         layers = [layer for layer in extractor.modules() if isinstance(layer, nn.Linear)]
         with seeded(seed_for(seed, "extractor")):
             for layer in extractor.modules():
@@ -89,5 +94,5 @@ class FLAMECHEClient(Classifier):
         return torch.cat(found)
 
 
-def _kept(ctx: ClientContext) -> Metadata:
-    return Metadata(read_tensor(ctx.state, "metadata/blocks"), read_tensor(ctx.state, "metadata/counts"))
+def _entries(metadata: Metadata) -> Message:
+    return {"metadata/blocks": metadata.blocks, "metadata/counts": metadata.counts}

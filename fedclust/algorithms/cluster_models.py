@@ -49,10 +49,11 @@ class ClusterModelAlgorithm(SupervisedAlgorithm):
     def train(self, state: State, cohort: Sequence[int], server: Server) -> tuple[Models, Metrics]:
         """Local epochs of the cohort from their clusters' models, then the average inside each cluster.
 
-        Clusters of which nobody took part keep their model.
+        Clients without a cluster do not train; clusters of which nobody took part keep their model.
         """
         assert isinstance(state, ClusterModelState)
-        if self.round_epochs == 0:
+        members = [client for client in cohort if int(state.clusters[client]) >= 0]
+        if self.round_epochs == 0 or not members:
             return state.models, {}
         averages: dict[int, WeightedAverage] = {}
         terms = TermMeans()
@@ -65,7 +66,7 @@ class ClusterModelAlgorithm(SupervisedAlgorithm):
 
         epochs = 1 if server.quick else self.round_epochs
         with server.stage("train"):
-            server.ask("update", self.own_models(state, cohort), shared={"epochs": epochs}, on_reply=fold)
+            server.ask("update", self.own_models(state, members), shared={"epochs": epochs}, on_reply=fold)
         models = {name: values.clone() for name, values in state.models.items()}
         for cluster, average in averages.items():
             for name, value in average.result().items():

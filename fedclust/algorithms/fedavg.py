@@ -8,13 +8,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclust.algorithms.summing import sum_over_clients
+from fedclust.algorithms.summing import require_two_clients, sum_over_clients
 from fedclust.algorithms.supervised import SupervisedAlgorithm
 from fedclust.checks import choice, positive, positive_int
 from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.averaging import TermMeans, WeightedAverage
 from fedclust.federation.client import ClientModule
 from fedclust.federation.message import Message, read_number, tensors_under, with_prefix
+from fedclust.privacy.aggregation import TooFewClients
 from fedclust.privacy.sums import MODES, make_aggregation
 
 
@@ -59,8 +60,7 @@ class FedAvg(SupervisedAlgorithm):
         """Refuses protected sums that cannot work with these clients."""
         if not self.protected:
             return
-        if len(server.clients) < 2:
-            raise ValueError("a protected sum needs at least 2 clients with rows, there is 1: use aggregation: plain")
+        require_two_clients(server)
         largest = max(server.clients, key=lambda client: server.sizes[client])
         if self.sum_bound < server.sizes[largest]:
             raise ValueError(
@@ -101,7 +101,11 @@ class FedAvg(SupervisedAlgorithm):
         length = sum(value.numel() for value in state.weights.values()) + 1
         with server.stage("sum"):
             to: dict[int, Message] = {client: {} for client in trained}
-            found = sum_over_clients(server, self.aggregation, to, length, self.sum_bound, "contribute_weights")
+            try:
+                found = sum_over_clients(server, self.aggregation, to, length, self.sum_bound, "contribute_weights")
+            except TooFewClients as error:
+                server.note(f"round {server.context.round}: the model stays as it was: {error}")
+                return state, terms.metrics()
         means = torch.from_numpy(found.total[:-1] / round(found.total[-1]))
         return FedAvgState(_unflattened(means, state.weights)), terms.metrics()
 

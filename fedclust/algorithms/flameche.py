@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedclust.algorithms.cluster_models import ClusterModelAlgorithm, ClusterModelState, Models, repeated
+from fedclust.algorithms.cluster_models import ClusterModelAlgorithm, Models, repeated
+from fedclust.algorithms.flameche_state import FLAMECHEState, matching, require_same, sizes
+from fedclust.algorithms.flameche_sums import combinations, only, survivors_only, without_exposure
 from fedclust.algorithms.groups import group_metrics
-from fedclust.algorithms.summing import sum_over_clients
+from fedclust.algorithms.summing import require_two_clients, sum_over_clients
 from fedclust.checks import choice, positive, positive_int
 from fedclust.clustering.mixtures import MIXTURES, Mixture, spread_slots
 from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext
+from fedclust.federation.errors import RoundFailedError
 from fedclust.federation.message import Message, Value, read_tensor
 from fedclust.privacy.aggregation import Sum, TooFewClients
+from fedclust.privacy.exposure import extended
 from fedclust.privacy.sums import MODES, make_aggregation
-
-
-@dataclass
-class FLAMECHEState(ClusterModelState):
-    """Models, groups, and the EM of every start.
-
-    Shapes: S starts, K clusters, N clients, C classes.
-
-    Attributes:
-        parameters: (S, K, C, p) float64, Θ; empty before the first round.
-        slots: (S, N) int64 latest assignment of each client; −1 for a client never seen.
-        errors: (S, N) float64 latest error; NaN for a client never seen.
-        statistics: (N, C, s) float64, what each seen client uploaded, once; empty where sums are protected.
-        sums: (S, K, C, s) float64, all that the server knows of the statistics where sums are protected; else empty.
-        best: The start with the smallest summed error, whose slots are `clusters`.
-        mixture: Name of the mixture.
-    """
-
-    parameters: Tensor
-    slots: Tensor
-    errors: Tensor
-    statistics: Tensor
-    sums: Tensor
-    best: int
-    mixture: str
 
 
 class FLAMECHE(ClusterModelAlgorithm):
@@ -59,12 +37,12 @@ class FLAMECHE(ClusterModelAlgorithm):
         round_epochs: Local epochs per round; 0 groups clients without training.
         mixture: "spherical" is the paper's spherical k-means; "gaussian" and "multinomial" are of its family [ours].
         n_init: Starts that run side by side in the same messages; the one with the smallest summed error counts [ours].
-            1 is the paper.
+            1 is the paper. None: 5, or 1 with protected sums, as every start tells the server further sums.
         recluster_every: τ: every so many rounds empty clusters are filled from the one with the highest mean error;
             None never.
-        aggregation: "plain": the server gets each client's statistics, once. "secure_sum" and "ckks": it gets sums of
-            changes only, from the clients of a round; re-clustering then moves clients of the round only, and
-            assignments and errors, which the server needs, stay visible. See `fedclust.privacy.sums`.
+        aggregation: "plain": the server gets each client's statistics, once. "secure_sum" and "ckks": of them it gets
+            sums of changes only, from the clients of a round, and no sum from which a client's statistics would
+            follow; assignments, errors and the models that clients train stay visible. See `docs/flameche.md`.
         sum_bound: Largest absolute value of a statistic in a protected sum; a client with a larger one is refused.
 
     Raises:
@@ -80,7 +58,7 @@ class FLAMECHE(ClusterModelAlgorithm):
         n_clusters: int,
         round_epochs: int = 1,
         mixture: Literal["spherical", "gaussian", "multinomial"] = "spherical",
-        n_init: int = 5,
+        n_init: int | None = None,
         recluster_every: int | None = 2,
         aggregation: Literal["plain", "secure_sum", "ckks"] = "plain",
         sum_bound: float = 1000.0,
@@ -88,14 +66,16 @@ class FLAMECHE(ClusterModelAlgorithm):
         super().__init__(round_epochs)
         self.n_clusters = positive_int("n_clusters", n_clusters)
         self.mixture: Mixture = MIXTURES[choice("mixture", mixture, tuple(MIXTURES))]
-        self.n_init = positive_int("n_init", n_init)
         self.recluster_every = None if recluster_every is None else positive_int("recluster_every", recluster_every)
         self.aggregation = make_aggregation(choice("aggregation", aggregation, MODES))
         self.protected = aggregation != "plain"
+        self.n_init = positive_int("n_init", n_init) if n_init is not None else 1 if self.protected else 5
         self.sum_bound = positive("sum_bound", sum_bound)
 
     def check(self, server: Server) -> None:
-        """Refuses more clusters than clients."""
+        """Refuses more clusters than clients, and protected sums of one client."""
+        if self.protected:
+            require_two_clients(server)
         if self.n_clusters > len(server.clients):
             raise ValueError(f"n_clusters is {self.n_clusters}, but only {len(server.clients)} clients hold rows")
 
@@ -112,6 +92,7 @@ class FLAMECHE(ClusterModelAlgorithm):
             errors=torch.full((self.n_init, clients), torch.nan, dtype=torch.float64),
             statistics=torch.empty(0, dtype=torch.float64),
             sums=torch.empty(0, dtype=torch.float64),
+            known=torch.empty(0, clients, dtype=torch.float64),
             best=0,
             mixture=self.mixture.name,
         )
@@ -119,12 +100,14 @@ class FLAMECHE(ClusterModelAlgorithm):
     def round(self, state: State, cohort: list[int], server: Server) -> tuple[FLAMECHEState, Metrics]:
         """E-step, M-step, perhaps re-clustering, and local epochs with the clusters' models."""
         assert isinstance(state, FLAMECHEState)
+        require_same(state, self.n_clusters, self.n_init, self.mixture.name, self.protected)
         with server.stage("cluster"):
             state, present = self._describe(state, cohort, server)
-            state, present = self._e_step(state, present, server)
-            state = self._m_step(state)
-            state = self._recluster(state, present, server)
-            state = self._choose(state)
+            if present:
+                state, present = self._e_step(state, present, server)
+                state = self._m_step(state)
+                state = self._recluster(state, present, server)
+                state = self._choose(state)
         models, metrics = self.train(state, present, server)
         state = replace(state, models=models)
         return state, metrics | group_metrics(server, self.assignments(state)) | self._figures(state)
@@ -137,11 +120,20 @@ class FLAMECHE(ClusterModelAlgorithm):
         if not new:
             return state, cohort
         shared: Message = {"mixture": self.mixture.name, "reveal": not self.protected}
-        replies = server.ask("describe_metadata", new, shared=shared)
-        if self.protected:
-            state = self._first_sums(state, replies, server)
-        else:
+        try:
+            replies = server.ask("describe_metadata", new, shared=shared)
+        except RoundFailedError:
+            if len(new) == len(cohort):
+                raise
+            return state, [client for client in cohort if client not in new]
+        if not self.protected:
             state = self._with_statistics(state, replies, server)
+        else:
+            try:
+                state = self._first_sums(state, replies, server)
+            except TooFewClients as error:
+                server.note(f"round {server.context.round}: nobody is grouped yet: {error}")
+                return state, []
         return state, [client for client in cohort if client not in new or client in replies]
 
     def _with_statistics(self, state: FLAMECHEState, replies: dict[int, Message], server: Server) -> FLAMECHEState:
@@ -165,10 +157,12 @@ class FLAMECHE(ClusterModelAlgorithm):
         state = replace(state, sums=torch.zeros(self.n_init, self.n_clusters, *shape, dtype=torch.float64))
         overall, count = torch.zeros(shape, dtype=torch.float64), len(replies)
         if self.mixture.needs_overall:
-            nowhere, first = torch.tensor([-1]), torch.tensor([0])
-            to: dict[int, Message] = {client: {"counted": nowhere, "target": first} for client in replies}
-            total = self._sum(server, to, overall.numel(), components=1)
+            add: Message = {"counted": torch.tensor([-1]), "target": torch.tensor([0]), "components": 1}
+            to = dict.fromkeys(replies, add)
+            everyone = torch.ones(1, state.slots.shape[1], dtype=torch.float64)
+            total, known = self._sum(server, state, to, everyone, overall.numel())
             overall, count = torch.from_numpy(total.total).reshape(shape), total.count
+            state = replace(state, known=known)
         return self._first_centroids(state, overall, count, server)
 
     def _first_centroids(self, state: FLAMECHEState, overall: Tensor, count: int, server: Server) -> FLAMECHEState:
@@ -191,14 +185,27 @@ class FLAMECHE(ClusterModelAlgorithm):
     def _move(
         self, state: FLAMECHEState, slots: Tensor, clients: list[int], server: Server
     ) -> tuple[FLAMECHEState, list[int]]:
-        """Takes new assignments of some clients; in a protected sum those of the survivors only."""
+        """Takes new assignments of some clients; in a protected sum those of the survivors, where none is exposed."""
         if not self.protected:
             return replace(state, slots=slots), clients
+        slots, held = without_exposure(state.known, state.slots, slots, self.n_clusters)
+        if held:
+            server.note(
+                f"round {server.context.round}: clients {held} keep the clusters that they had, or none, as their "
+                "metadata would follow from the sums"
+            )
+        clients = [client for client in clients if client not in held]
+        if torch.equal(slots, state.slots):
+            return state, clients
         to: dict[int, Message] = {
-            client: {"counted": state.slots[:, client], "target": slots[:, client]} for client in clients
-        }
+            client: {
+                "counted": state.slots[:, client], "target": slots[:, client], "components": self.n_clusters
+            }
+            for client in clients
+        }  # fmt: skip
         try:
-            total = self._sum(server, to, state.sums.numel(), components=self.n_clusters)
+            changes = combinations(state.slots, slots, self.n_clusters)
+            total, known = self._sum(server, state, to, changes, state.sums.numel())
         except TooFewClients as error:
             server.note(f"round {server.context.round}: assignments stay as they were: {error}")
             return state, []
@@ -206,19 +213,21 @@ class FLAMECHE(ClusterModelAlgorithm):
         kept = state.slots.clone()
         kept[:, survivors] = slots[:, survivors]
         sums = state.sums + torch.from_numpy(total.total).reshape(state.sums.shape)
-        return replace(state, slots=kept, sums=sums), survivors
+        return replace(state, slots=kept, sums=sums, known=known), survivors
 
-    def _sum(self, server: Server, to: Mapping[int, Message], length: int, components: int) -> Sum:
-        own = {
-            client: {**message, "components": components, "mixture": self.mixture.name}
-            for client, message in to.items()
-        }
-        return sum_over_clients(server, self.aggregation, own, length, self.sum_bound, "contribute")
+    def _sum(
+        self, server: Server, state: FLAMECHEState, to: Mapping[int, Message], coefficients: Tensor, length: int
+    ) -> tuple[Sum, Tensor]:
+        """A protected sum of changes, and what the server knows afterwards."""
+        own = {client: {**message, "mixture": self.mixture.name} for client, message in to.items()}
+        allowed = survivors_only(state.known, coefficients)
+        total = sum_over_clients(server, self.aggregation, own, length, self.sum_bound, "contribute", allowed)
+        return total, extended(state.known, only(coefficients, total.survivors))
 
     def _m_step(self, state: FLAMECHEState) -> FLAMECHEState:
         """Parameters from the sums over all clients seen so far."""
         sums = state.sums if self.protected else self.mixture.sums(state.statistics, state.slots, self.n_clusters)
-        members = torch.stack([_counts(row, self.n_clusters) for row in state.slots])
+        members = torch.stack([sizes(row, self.n_clusters) for row in state.slots])
         return replace(state, parameters=self.mixture.parameters(sums, members, state.parameters))
 
     def _recluster(self, state: FLAMECHEState, present: list[int], server: Server) -> FLAMECHEState:
@@ -256,7 +265,7 @@ class FLAMECHE(ClusterModelAlgorithm):
         clusters = state.slots[best]
         models = state.models
         if best != state.best:
-            order = _matching(state.slots[state.best], clusters, self.n_clusters)
+            order = matching(state.slots[state.best], clusters, self.n_clusters)
             models = {name: values[order] for name, values in models.items()}
         return replace(state, best=best, clusters=clusters.clone(), models=models)
 
@@ -283,18 +292,8 @@ class FLAMECHE(ClusterModelAlgorithm):
     def signature_of(cls, state: State, client: int, own: Mapping[str, Value]) -> Message:
         """The client's metadata: "blocks" (C, d), class-wise means, and "counts" (C,)."""
         if "metadata/blocks" not in own:
-            raise ValueError(f"client {client!r} has not described its rows: it took part in no round")
+            raise ValueError(
+                f"there are no metadata of client {client!r}: it took part in no round, or keeps them for itself "
+                "(protected sums)"
+            )
         return {name: read_tensor(own, f"metadata/{name}") for name in ("blocks", "counts")}
-
-
-def _counts(slots: Tensor, components: int) -> Tensor:
-    return torch.bincount(slots[slots >= 0], minlength=components)
-
-
-def _matching(before: Tensor, after: Tensor, components: int) -> Tensor:
-    """(K,) for each new cluster the old one that shares most clients with it, each old one once."""
-    seen = (before >= 0) & (after >= 0)
-    shared = torch.zeros(components, components).index_put_(
-        (after[seen], before[seen]), torch.ones(int(seen.sum())), accumulate=True
-    )
-    return torch.from_numpy(linear_sum_assignment(shared.numpy(), maximize=True)[1])

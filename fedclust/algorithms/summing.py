@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from fedclust.federation.algorithm import Server
+from fedclust.federation.errors import RoundFailedError
 from fedclust.federation.message import Value
 from fedclust.privacy.aggregation import Aggregation, Sum
 
@@ -16,6 +18,7 @@ def sum_over_clients(
     length: int,
     bound: float,
     action: str,
+    check: Callable[[Sequence[int]], None] = lambda survivors: None,
 ) -> Sum:
     """Runs one sum; who fails in a step has dropped out of it.
 
@@ -26,9 +29,10 @@ def sum_over_clients(
         length: Of the vectors.
         bound: Largest absolute value of an element.
         action: Answers one step: see `lightning_modules.summing.answer`.
+        check: Told who is in the sum before its last step reveals it; may raise TooFewClients.
 
     Raises:
-        fedclust.privacy.aggregation.TooFewClients: If fewer are left than the mode needs.
+        fedclust.privacy.aggregation.TooFewClients: If fewer are left than the mode needs, or `check` refuses them.
     """
     aggregator = aggregation.server(to, length, bound, server.context.round)
     for step in aggregation.steps:
@@ -36,5 +40,24 @@ def sum_over_clients(
         messages = {
             client: {**request, **(to[client] if step == "input" else {})} for client, request in requests.items()
         }
-        server.ask(action, messages, shared={"mode": aggregation.mode}, on_reply=aggregator.receive)
+        if step == aggregation.steps[-1]:
+            check(aggregator.alive)
+        # All of those who were asked dropping out is for the mode to judge, which does so when it closes the step.
+        with suppress(RoundFailedError):
+            server.ask(action, messages, shared={"mode": aggregation.mode}, on_reply=aggregator.receive)
     return aggregator.result()
+
+
+def require_two_clients(server: Server) -> None:
+    """Refuses protected sums where no round can have two clients.
+
+    Raises:
+        ValueError: Naming what is too small.
+    """
+    if len(server.clients) < 2:
+        raise ValueError("a protected sum needs at least 2 clients with rows, there is 1: use aggregation: plain")
+    if server.cohort_size < 2:
+        raise ValueError(
+            "a protected sum needs at least 2 clients in a round; cohort_size or participation give "
+            f"{server.cohort_size} of {len(server.clients)}"
+        )

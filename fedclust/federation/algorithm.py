@@ -15,6 +15,7 @@ import torch
 from fedclust.federation.backend import Backend, OnReply
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext, WorkContext
+from fedclust.federation.errors import RoundFailedError
 from fedclust.federation.message import Message, Value, tensors_under, with_prefix
 
 Metrics = dict[str, float]
@@ -58,6 +59,7 @@ class Server:
         input_shape: Shape of one row.
         n_classes: Number of classes, None without labels.
         context: Seed, round, device and precision of work on the server.
+        cohort_size: Number of clients in a round.
         quick: A trial run (`fast_dev_run`): long preparations are cut to one epoch.
         seconds: Stage → seconds spent.
         notes: Sentences that belong into the result, each once.
@@ -73,6 +75,7 @@ class Server:
     input_shape: tuple[int, ...]
     n_classes: int | None
     context: WorkContext
+    cohort_size: int
     quick: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -91,13 +94,20 @@ class Server:
         """`Backend.ask`; a plain list of client ids stands for empty messages to them."""
         messages = to if isinstance(to, Mapping) else {client: {} for client in to}
         before = len(self.backend.failures)
-        replies = self.backend.ask(actions, messages, shared=shared, on_reply=on_reply)
+        try:
+            replies = self.backend.ask(actions, messages, shared=shared, on_reply=on_reply)
+        except RoundFailedError:
+            self._note_failures(before)
+            raise
+        self._note_failures(before)
+        return replies
+
+    def _note_failures(self, before: int) -> None:
         for failure in self.backend.failures[before:]:
             self.note(
                 f"client {failure.client} failed in {failure.action!r} and was left out of that trip; `failures` of "
                 "the summary lists every time"
             )
-        return replies
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

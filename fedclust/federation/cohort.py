@@ -40,12 +40,16 @@ class Cohorts:
         if self.cohort_size is not None and self.cohort_size > n_clients:
             raise ValueError(f"cohort_size is {self.cohort_size}, but only {n_clients} clients hold training rows")
 
+    def size(self, n_clients: int) -> int:
+        """Number of clients in a round."""
+        if self.participation is not None:
+            return min(n_clients, max(1, int(self.participation * n_clients + 0.5)))
+        return n_clients if self.cohort_size is None else min(n_clients, self.cohort_size)
+
     def draw(self, clients: list[int], seed: int, round: int) -> list[int]:
         """The cohort of a round, ascending ids."""
-        size = self.cohort_size
-        if self.participation is not None:
-            size = max(1, int(self.participation * len(clients) + 0.5))
-        if size is None or size >= len(clients):
+        size = self.size(len(clients))
+        if size == len(clients):
             return list(clients)
         chosen = numpy_generator(seed, round, "cohort").choice(len(clients), size, replace=False)
         return sorted(clients[i] for i in chosen)

@@ -148,6 +148,7 @@ class FederatedLoop(pl.LightningModule):
             input_shape=tuple(data.input_shape),
             n_classes=data.n_classes,
             context=WorkContext("server", 0, self.resolved_seed, fabric),
+            cohort_size=self.cohorts.size(len(sizes)),
             quick=quick,
             planted=_planted(data),
             progress=lambda text: self.report_progress(text),
@@ -183,9 +184,7 @@ class FederatedLoop(pl.LightningModule):
 
     def round_loader(self) -> Rounds:
         """One cohort per epoch; the data module hands it to the Trainer."""
-        return Rounds(
-            lambda: self.cohorts.draw(self.server.clients, self.resolved_seed, self.current_epoch + 1)
-        )  # fmt: skip
+        return Rounds(lambda: self.cohorts.draw(self.server.clients, self.resolved_seed, self.current_epoch + 1))
 
     def evaluation_loader(self) -> list[int]:
         """One step that evaluates all clients."""

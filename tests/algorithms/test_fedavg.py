@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,34 @@ def test_sums_that_cannot_work_are_refused_before_training(blobs: Any, trainer: 
         fit(FedAvg(aggregation="secure_sum"), one, trainer)
     with pytest.raises(ValueError, match="aggregation"):
         FedAvg(aggregation="sum")
+
+
+def test_rounds_of_one_client_cannot_have_protected_sums(blobs: Any, trainer: Any) -> None:
+    loop = FederatedLoop(FedAvg(aggregation="secure_sum"), Classifier("mlp"), cohort_size=1)
+    with pytest.raises(ValueError, match="at least 2 clients in a round; cohort_size or participation give 1 of"):
+        trainer(1).fit(loop, datamodule=blobs())
+
+
+def test_a_sum_of_too_few_keeps_the_model_with_a_note(blobs: Any, trainer: Any, monkeypatch: Any) -> None:
+    original = Classifier.contribute_weights
+
+    @functools.wraps(original)
+    def contribute(self: Any, message: Any, ctx: Any) -> Any:
+        if ctx.round == 2 and message["step"] == "input":
+            raise OSError("gone")
+        return original(self, message, ctx)
+
+    monkeypatch.setattr(Classifier, "contribute_weights", contribute)
+
+    def fit_rounds(rounds: int) -> FederatedLoop:
+        client = Classifier("mlp", lr=0.1, batch_size=8)
+        loop = FederatedLoop(FedAvg(aggregation="secure_sum"), client, InProcess(on_failure="skip"))
+        trainer(rounds, folder=f"to{rounds}").fit(loop, datamodule=blobs())
+        return loop
+
+    one, two = fit_rounds(1), fit_rounds(2)
+    assert all(torch.equal(value, two.state.weights[name]) for name, value in one.state.weights.items())
+    assert any(note.startswith("round 2: the model stays as it was") for note in two.notes)
 
 
 def test_a_bound_too_small_for_encryption_is_refused() -> None:

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rotated import by_class_shares, fit, planted
 from sklearn.metrics import adjusted_rand_score
+from torch import nn
 
 import fedclust
-from fedclust.algorithms.flameche import FLAMECHE, _matching
+from fedclust.algorithms.flameche import FLAMECHE
+from fedclust.algorithms.flameche_state import matching
 from fedclust.clustering.mixtures import Metadata, Spherical
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition import Iid
 from fedclust.data.transforms import LabelSwaps, Rotations
-from fedclust.federation.backend import Backend, InProcess
 from fedclust.federation.loop import FederatedLoop
 from lightning_modules.flameche import FLAMECHEClient
 
 
-def planted(clients: int = 8, transform: Any = None, seed: int = 0, **options: Any) -> FederatedDataModule:
-    """Images of a bright half, the class telling which; groups by rotation or by exchanged labels."""
-    rng = np.random.default_rng(0)
-    y = np.arange(clients * 24) % 2
-    x = rng.uniform(0, 0.2, (len(y), 1, 8, 8)).astype(np.float32)
-    x[y == 0, :, :3] += 0.7
-    x[y == 1, :, :3, :3] += 0.7
-    return FederatedDataModule((x, y), Iid(clients), transform=transform or Rotations([0, 180]), seed=seed, **options)
-
-
 @pytest.fixture
 def run(trainer: Any) -> Callable[..., FederatedLoop]:
-    def start(algorithm: FLAMECHE, rounds: int = 1, folder: str = "run", **options: Any) -> FederatedLoop:
-        data = options.pop("data", None) or planted()
-        loop = FederatedLoop(algorithm, FLAMECHEClient("small_cnn", lr=0.1, batch_size=16), **options)
-        trainer(rounds, folder=folder).fit(loop, datamodule=data)
-        return loop
-
-    return start
+    return partial(fit, trainer)
 
 
 def metadata(loop: FederatedLoop, client: int) -> Metadata:
@@ -83,12 +70,7 @@ def test_planted_groups_are_found(run: Any, transform: Any) -> None:
 
 @pytest.mark.parametrize("mixture", ["gaussian", "multinomial"])
 def test_other_mixtures_run_and_multinomial_groups_by_class_shares(run: Any, mixture: str) -> None:
-    rng = np.random.default_rng(0)
-    clients = []
-    for client in range(6):
-        y = (np.arange(30) < (25 if client % 2 else 5)).astype(np.int64)
-        clients.append((rng.uniform(0, 1, (30, 1, 8, 8)).astype(np.float32), y))
-    loop = run(FLAMECHE(2, mixture=mixture), rounds=5, data=FederatedDataModule(clients, seed=0))
+    loop = run(FLAMECHE(2, mixture=mixture), rounds=5, data=by_class_shares())
     assert torch.isfinite(loop.state.parameters).all()
     if mixture == "multinomial":
         assert adjusted_rand_score([0, 1] * 3, loop.state.clusters) == 1.0
@@ -140,7 +122,7 @@ def test_more_clusters_than_clients_and_bad_arguments_are_refused(run: Any) -> N
 
 def test_models_follow_their_clients_when_another_start_wins() -> None:
     before, after = torch.tensor([0, 0, 1, 1, -1]), torch.tensor([1, 1, 2, 2, 0])
-    order = _matching(before, after, 3)
+    order = matching(before, after, 3)
     assert order[1] == 0
     assert order[2] == 1
     assert sorted(order.tolist()) == [0, 1, 2]
@@ -180,70 +162,48 @@ def test_one_client_and_a_client_with_one_class(run: Any) -> None:
     assert torch.isfinite(loop.state.parameters).all()
 
 
-# -- sums that the server may not read ------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"n_clusters": 3}, "n_clusters: the run that is resumed has 2, this one 3"),
+        ({"n_init": 1}, "n_init: the run that is resumed has 2, this one 1"),
+        ({"mixture": "gaussian"}, "mixture: the run that is resumed has spherical, this one gaussian"),
+        ({"aggregation": "secure_sum"}, "aggregation: the run that is resumed has plain, this one a protected mode"),
+    ],
+)
+def test_a_run_goes_on_with_the_arguments_that_it_began_with(
+    run: Any, trainer: Any, tmp_path: Any, changes: dict[str, Any], text: str
+) -> None:
+    settings = {"n_clusters": 2, "n_init": 2}
+    loop = run(FLAMECHE(**settings))
+    loop.trainer.save_checkpoint(tmp_path / "one.ckpt")
+    other = FederatedLoop(FLAMECHE(**{**settings, **changes}), FLAMECHEClient("small_cnn", lr=0.1, batch_size=16))
+    with pytest.raises(ValueError, match=text):
+        trainer(2, folder="other").fit(other, datamodule=planted(), ckpt_path=tmp_path / "one.ckpt")
 
 
-@pytest.mark.parametrize("mixture", ["spherical", "gaussian", "multinomial"])
-@pytest.mark.parametrize(("mode", "error"), [("secure_sum", 1e-9), ("ckks", 1e-3)])
-def test_protected_sums_give_the_same_groups(run: Any, mode: str, error: float, mixture: str) -> None:
-    if mode == "ckks":
-        pytest.importorskip("tenseal")
-    settings = {"n_clusters": 2, "n_init": 2, "mixture": mixture, "recluster_every": None}
-    plain = run(FLAMECHE(**settings), rounds=3, cohort_size=5).state
-    protected = run(FLAMECHE(**settings, aggregation=mode), rounds=3, folder=mode, cohort_size=5).state
-    assert torch.equal(protected.slots, plain.slots)
-    assert torch.allclose(protected.parameters, plain.parameters, atol=error)
-    assert not protected.statistics.numel()
+class Normalised(FLAMECHEClient):
+    def make_network(self, input_shape: tuple[int, ...], n_classes: int) -> nn.Module:
+        width = int(torch.Size(input_shape).numel())
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(width, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, n_classes)
+        )
 
 
-def test_what_the_server_gets_in_a_secure_sum_is_masked(run: Any, monkeypatch: Any) -> None:
-    seen: list[tuple[str, dict[str, Any]]] = []
-    original = Backend._accept
-
-    def accept(self: Any, outcome: Any) -> Any:
-        seen.extend((name, dict(reply)) for name, reply in outcome.replies.items())
-        return original(self, outcome)
-
-    monkeypatch.setattr(Backend, "_accept", accept)
-    loop = run(FLAMECHE(2, aggregation="secure_sum", recluster_every=None), rounds=2)
-    allowed = {
-        "describe_metadata": {"shape"},
-        "locate": {"slots", "errors"},
-        "contribute": {"step", "round", "keys", "letters", "commitment", "masked", "shares"},
-    }
-    for name, reply in seen:
-        assert name not in allowed or reply.keys() <= allowed[name], name
-    masked = [reply["masked"] for name, reply in seen if name == "contribute" and "masked" in reply]
-    assert len(masked) == 2 * 8
-    for vector in masked:  # most of a plain change is 0; of a masked one nothing is
-        assert (np.asarray(vector) == 0).mean() < 0.01
-    assert all("sum/" not in name for client in range(8) for name in loop.backend.states.get(client))
-
-
-def test_a_client_that_drops_out_of_a_sum_keeps_its_slot(run: Any, monkeypatch: Any) -> None:
-    original = FLAMECHEClient.contribute
-
-    def contribute(self: Any, message: Any, ctx: Any) -> Any:
-        if ctx.id == 3 and ctx.round == 2 and message["step"] == "input":
-            raise OSError("gone")
-        return original(self, message, ctx)
-
-    contribute.__fedclust_action__ = True
-    monkeypatch.setattr(FLAMECHEClient, "contribute", contribute)
-    settings = {"n_clusters": 2, "n_init": 1, "recluster_every": None, "aggregation": "secure_sum"}
-    first = run(FLAMECHE(**settings), backend=InProcess(on_failure="skip")).state
-    loop = run(FLAMECHE(**settings), rounds=2, folder="two", backend=InProcess(on_failure="skip"))
-    assert loop.state.slots[0, 3] == first.slots[0, 3]
-    statistics = torch.stack([Spherical().statistics(metadata(loop, client)) for client in range(8)])
-    expected = Spherical().sums(statistics, loop.state.slots, 2)
-    assert torch.allclose(loop.state.sums, expected, atol=1e-6)
-
-
-def test_a_sum_of_one_client_is_refused_and_the_round_goes_on(run: Any) -> None:
-    loop = run(FLAMECHE(2, aggregation="secure_sum"), rounds=2, cohort_size=1)
-    assert (loop.state.slots == -1).all()
-    assert not any(np.isnan(value) for value in loop.latest.values())
-    assert any("assignments stay as they were" in note and "needs at least 2" in note for note in loop.notes)
+def test_random_features_do_not_depend_on_what_was_trained() -> None:
+    module = Normalised(lr=0.1)
+    module.build((1, 8, 8), 2)
+    module.initialize(0)
+    x = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    before = module.random_features(x, seed=3)
+    module.train()
+    for _ in range(5):
+        module.training_step({"x": x, "y": torch.arange(20) % 2}, 0)["loss"].backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 1.0
+    assert torch.equal(module.random_features(x, seed=3), before)
+    assert not torch.equal(module.random_features(x, seed=4), before)
 
 
 @pytest.mark.slow

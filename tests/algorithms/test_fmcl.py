@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedclust.clustering.signatures import Signature, signature_distances
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition import LabelGroups
 from fedclust.federation.averaging import weighted_average
+from fedclust.federation.backend import InProcess
 from fedclust.federation.loop import FederatedLoop
 from lightning_modules.fmcl import FMCLClient
 
@@ -88,6 +90,28 @@ def test_groups_without_participants_keep_their_model(run: Any) -> None:
     for name, values in loop.state.models.items():
         kept = [torch.equal(values[k], loop.state.initial[name]) for k in range(3)]
         assert kept == [k != cluster for k in range(3)]
+
+
+def test_who_could_not_be_described_is_in_no_group_and_trains_none(run: Any, monkeypatch: Any) -> None:
+    trained: list[int] = []
+    describe, update = FMCLClient.describe_classes, FMCLClient.update
+
+    @functools.wraps(describe)
+    def fails(self: Any, message: Any, ctx: Any) -> Any:
+        if ctx.id == 4:
+            raise OSError("gone")
+        return describe(self, message, ctx)
+
+    @functools.wraps(update)
+    def noted(self: Any, message: Any, ctx: Any) -> Any:
+        trained.append(ctx.id)
+        return update(self, message, ctx)
+
+    monkeypatch.setattr(FMCLClient, "describe_classes", fails)
+    monkeypatch.setattr(FMCLClient, "update", noted)
+    loop = run(backend=InProcess(on_failure="skip"))
+    assert loop.state.clusters[4] == -1
+    assert trained == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
 def test_a_new_client_joins_without_training_and_gets_its_groups_model() -> None:
