@@ -21,7 +21,8 @@ def combinations(before: Tensor, after: Tensor, n_clusters: int) -> Tensor:
 def without_exposure(known: Tensor, before: Tensor, after: Tensor, n_clusters: int) -> tuple[Tensor, list[int]]:
     """The moves that leave every client's statistics undetermined by all sums together.
 
-    Clients whose statistics would follow keep their old slots; if that is not enough, all do.
+    One client after the other keeps its old slots until nobody is exposed: of the exposed ones that would move, else
+    of all that would, the one without whose move the fewest are exposed.
 
     Args:
         known: (r, N) what the server was told so far; see `fedclust.privacy.exposure`.
@@ -32,14 +33,23 @@ def without_exposure(known: Tensor, before: Tensor, after: Tensor, n_clusters: i
     Returns:
         The slots (S, N) to move to, and the clients that were held back.
     """
-    after, held = after.clone(), set[int]()
-    while exposed := determined(extended(known, combinations(before, after, n_clusters))):
-        movers = set(torch.nonzero((before != after).any(0)).flatten().tolist())
-        back = movers.intersection(exposed) or movers
-        if not back:
-            break  # the moves add nothing: what is exposed was so before
-        held |= back
-        after[:, sorted(back)] = before[:, sorted(back)]
+
+    def exposed(slots: Tensor) -> list[int]:
+        return determined(extended(known, combinations(before, slots, n_clusters)))
+
+    def without(slots: Tensor, client: int) -> Tensor:
+        kept = slots.clone()
+        kept[:, client] = before[:, client]
+        return kept
+
+    held: list[int] = []
+    while found := exposed(after):
+        movers = torch.nonzero((before != after).any(0)).flatten().tolist()
+        if not movers:
+            break  # nothing is added: what is exposed was so before
+        candidates = [client for client in movers if client in found] or movers
+        held.append(min(candidates, key=lambda client: len(exposed(without(after, client)))))
+        after = without(after, held[-1])
     return after, sorted(held)
 
 
