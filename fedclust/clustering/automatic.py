@@ -12,6 +12,8 @@ from fedclust.clustering.checks import as_distances
 from fedclust.clustering.linkage import Labels, average_linkage_cuts, silhouette
 
 LOW_VARIATION = 0.25
+# Relative to the largest distance: no more than what float32 means make of equal distances.
+_EQUAL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def automatic_clusters(distances: Any) -> AutomaticClusters:
         return _one(n, None, f"{n} clients are too few to be grouped")
     mean = float(between.mean())
     variation = float(between.std()) / mean if mean > 0 else 0.0
-    if np.ptp(between) == 0:
+    if np.ptp(between) <= _EQUAL * between.max():
         return _one(n, variation, f"all distances are equal to {mean:g}")
     highest = max(2, math.ceil(math.sqrt(n))) if variation < LOW_VARIATION else math.ceil(n / 2)
     cuts = average_linkage_cuts(matrix, range(2, min(highest, n - 1) + 1))

@@ -113,6 +113,47 @@ def test_a_client_with_one_class_and_a_mean_of_zero() -> None:
     assert signature_distances(clients, center=False).distances[0, 1] == pytest.approx(1 / 0.5)
 
 
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("n_classes", [1, 2, 3, 10])
+@pytest.mark.parametrize("width", [5, 84, 1280])
+def test_equal_clients_are_at_distance_0_in_one_cluster(n_classes: int, width: int, center: bool) -> None:
+    """Whether their rows come in the same order or not, as features of one batch or with other last bits."""
+    generator = torch.Generator().manual_seed(width + n_classes)
+    x, y = torch.rand(40, width, generator=generator), torch.arange(40) % n_classes
+    for n in (3, 5, 12, 50):
+        orders = [torch.randperm(40, generator=generator) for _ in range(n)]
+        last_bits = [x * (1 + 1e-7 * torch.randn(x.shape, generator=generator)) for _ in range(n)]
+        for clients in (
+            [signature(x, y)] * n,
+            [signature(x[rows], y[rows]) for rows in orders],
+            [signature(rows, y) for rows in last_bits],
+        ):
+            found = signature_distances(clients, center=center)
+            assert not found.distances.any()
+            clusters = automatic_clusters(found.distances)
+            assert (clusters.n_clusters, clusters.reason) == (1, "all distances are equal to 0")
+
+
+def test_two_centred_means_of_zero_are_equal_and_unlike_any_other() -> None:
+    clients = [client({0: 1.0}, {0: [3, 4]}), client({0: 1.0}, {0: [3, 4]}), client({0: 1.0}, {0: [3, 5]})]
+    found = signature_distances(clients, center=[3.0, 4.0]).distances
+    assert found.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    assert not signature_distances(clients[:2]).distances.any()
+
+
+def test_small_differences_are_no_rounding() -> None:
+    """Raw features with a large common part: 1 - cos is near 1e-8, far above what rounding makes of equal ones."""
+    generator = torch.Generator().manual_seed(0)
+    base = 1000 + torch.rand(2, 20, generator=generator)
+    clients = [
+        signature(base[[group]] + 0.01 * torch.rand(30, 20, generator=generator), torch.zeros(30, dtype=torch.int64))
+        for group in (0, 0, 0, 1, 1, 1)
+    ]
+    for center in (False, True):
+        clusters = automatic_clusters(signature_distances(clients, center=center).distances)
+        assert clusters.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("features", "labels", "text"),
     [
@@ -174,6 +215,7 @@ def test_little_variation_narrows_the_window() -> None:
         (points(0, 5), "2 clients are too few"),
         (np.zeros((3, 3)), "all distances are equal to 0"),
         (np.ones((4, 4)) - np.eye(4), "all distances are equal to 1"),
+        (points(0, 1, 2, 3) * 1e-8 + np.ones((4, 4)) - np.eye(4), "all distances are equal to 1"),
     ],
 )
 def test_one_cluster_comes_with_its_reason(matrix: np.ndarray, reason: str) -> None:
