@@ -168,21 +168,38 @@ class Encoded(SourceLoader):
         kept = self.cache.get(key)
         if kept is not None:
             return kept
-        parts = []
-        with tqdm(total=len(x), desc=f"encoding {name}", unit="rows", leave=False, disable=None) as progress:
-            for chunk in torch.split(x, _CHUNK):
-                try:
-                    part = self.encoder.encode(chunk)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from error
-                if not isinstance(part, Tensor) or part.dtype != torch.float32 or part.shape[:-1] != chunk.shape[:1]:
-                    found = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
-                    raise ValueError(
-                        f"{name}: the encoder must give one float32 row of features per image, {len(chunk)} in all, "
-                        f"got {found}"
-                    )
-                parts.append(part.detach().cpu())
-                progress.update(len(chunk))
-        features = torch.cat(parts)
+        features = _computed(name, x, self.encoder)
         self.cache.put(key, features)
         return features
+
+
+def _computed(name: str, x: Tensor, encoder: Encoder) -> Tensor:
+    """Features (n, d) of rows, checked."""
+    parts: list[Tensor] = []
+    with tqdm(total=len(x), desc=f"encoding {name}", unit="rows", leave=False, disable=None) as progress:
+        for chunk in torch.split(x, _CHUNK):
+            try:
+                part = encoder.encode(chunk)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            if not isinstance(part, Tensor) or part.dtype != torch.float32 or part.shape[:-1] != chunk.shape[:1]:
+                found = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+                raise ValueError(
+                    f"{name}: the encoder must give one float32 row of features per image, {len(chunk)} in all, "
+                    f"got {found}"
+                )
+            if parts and part.shape[1] != parts[0].shape[1]:
+                raise ValueError(
+                    f"{name}: the encoder gives {part.shape[1]} features for {len(chunk)} rows, the first of them row "
+                    f"{sum(map(len, parts))}, and {parts[0].shape[1]} for those before"
+                )
+            parts.append(part.detach().cpu())
+            progress.update(len(chunk))
+    features = torch.cat(parts)
+    bad = ~features.isfinite().all(1)
+    if bad.any():
+        raise ValueError(
+            f"{name}: the encoder gives NaN or infinite features for {int(bad.sum())} of {len(x)} rows, the first of "
+            f"them row {int(bad.nonzero()[0])}"
+        )
+    return features
