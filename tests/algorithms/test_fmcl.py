@@ -176,6 +176,28 @@ def test_an_encoder_makes_the_signature_and_is_neither_trained_nor_exchanged(tmp
     assert loaded.assign(data().client(4)) == result.assignments[4]
 
 
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        ({"encode": abs}, r"encoder Own lacks fingerprint, a property .*; init_args, a dict of the plain arguments"),
+        ({"encode": abs, "fingerprint": "own"}, r"encoder Own lacks init_args, a dict .*checkpoints name it by them$"),
+        ({"fingerprint": "own", "init_args": {}}, r"encoder Own lacks encode\(x\), the features .*float32$"),
+        ({"encode": abs, "fingerprint": "own", "init_args": [1]}, "needs init_args, a dict .*; here it is a list"),
+        (
+            {"encode": abs, "fingerprint": "own", "init_args": {"layers": {1, 2}}},
+            "needs init_args.*here argument 'layers' is a set",
+        ),
+        ({}, "must be an encoder such as those of lightning_modules.encoders, got"),
+    ],
+)
+def test_an_encoder_that_no_checkpoint_could_name_is_refused_at_once(attributes: dict[str, Any], text: str) -> None:
+    own = type("Own", (), attributes)
+    with pytest.raises(ValueError, match=text):
+        FMCLClient(own(), network="mlp")
+    with pytest.raises(ValueError, match="must be an encoder such as those"):
+        FMCLClient(Doubler, network="mlp")  # type: ignore[arg-type]
+
+
 def test_a_file_cannot_have_any_class_called_as_an_encoder(tmp_path: Any) -> None:
     client = FMCLClient(Doubler(), network="mlp", lr=0.1, batch_size=16)
     path = fedclust.federate(FMCL(), client, data(), rounds=1, progress=False).save(tmp_path / "result.pt")
