@@ -190,12 +190,40 @@ def points(*values: float) -> np.ndarray:
 def test_the_curve_is_the_silhouette_and_its_top_is_chosen() -> None:
     matrix = points(0, 1, 10, 11, 30, 31, 32, 60)
     found = automatic_clusters(matrix)
-    assert set(found.curve) == {2, 3, 4}
+    assert set(found.curve) == {2, 3, 4, 5, 6, 7}  # 4 = N/2 was the best of the first window
     assert found.n_clusters == max(found.curve, key=lambda k: found.curve[k])
     assert found.curve[found.n_clusters] == pytest.approx(silhouette_score(matrix, found.labels, metric="precomputed"))
     assert found.labels.tolist() == [0, 0, 1, 1, 2, 2, 2, 3]
     between = matrix[np.triu_indices(8, 1)]
     assert found.variation == pytest.approx(between.std() / between.mean())
+
+
+@pytest.mark.parametrize(("groups", "members"), [(10, 4), (8, 5), (10, 5), (20, 5), (10, 2)])
+def test_many_groups_with_disjoint_labels_are_found(groups: int, members: int) -> None:
+    """Nearly all distances are the one of clients without a common class, so they vary little; K lies beyond √N."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(2 * groups, 32, generator=generator) + 3
+    clients = []
+    for group in np.repeat(range(groups), members).tolist():
+        y = torch.arange(60) % 2 + 2 * group
+        clients.append(signature(base[y] + torch.randn(60, 32, generator=generator), y))
+    found = automatic_clusters(signature_distances(clients).distances)
+    assert found.variation is not None
+    assert found.variation < 0.25
+    assert found.n_clusters == groups > np.sqrt(groups * members)
+    assert adjusted_rand_score(np.repeat(range(groups), members), found.labels) == 1.0
+    assert groups < max(found.curve) <= groups * members - 1
+    assert list(found.curve) == list(range(2, max(found.curve) + 1))
+
+
+def test_the_window_ends_at_one_client_less_than_all() -> None:
+    """Two equal clients among others that are equally far from each other: 5 of 6."""
+    matrix = np.full((6, 6), 10.0)
+    matrix[0, 1] = matrix[1, 0] = 0.0
+    np.fill_diagonal(matrix, 0.0)
+    found = automatic_clusters(matrix)
+    assert found.labels.tolist() == [0, 0, 1, 2, 3, 4]
+    assert list(found.curve) == [2, 3, 4, 5]
 
 
 def test_little_variation_narrows_the_window() -> None:
