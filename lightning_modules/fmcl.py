@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from fedclust.clustering.signatures import signature
-from fedclust.data.encoded import Encoder
+from fedclust.data.encoded import Encoder, encoded_rows
+from fedclust.data.feature_cache import AUTO, FeatureCache
 from fedclust.federation.checkpoint import plain_arguments
 from fedclust.federation.client import action
 from fedclust.federation.context import ClientContext
@@ -33,6 +36,8 @@ class FMCLClient(Classifier):
         momentum: Momentum of SGD.
         batch_size: Rows per batch.
         max_grad_norm: Largest norm of a local step's gradient; None does not clip.
+        cache_dir: Where the encoder's features are kept: "auto" is ``$FEDCLUST_CACHE``, else ``~/.cache/fedclust``;
+            None keeps none.
 
     Raises:
         ValueError: For an argument outside its range, or an encoder that lacks something; names it.
@@ -46,18 +51,25 @@ class FMCLClient(Classifier):
         momentum: float = 0.0,
         batch_size: int = 64,
         max_grad_norm: float | None = None,
+        cache_dir: str | None = AUTO,
     ) -> None:
         _check_encoder(encoder)
         super().__init__(network, lr, momentum, batch_size, max_grad_norm)
         self.save_hyperparameters()
         # In a tuple, so that its weights are no parameters of this module: they are neither trained nor exchanged.
         self._encoder = (encoder,)
+        self.cache = FeatureCache(cache_dir)
 
     @action
     def describe_classes(self, message: Message, ctx: ClientContext) -> Message:
         """Mean feature and share of every class that the client holds; see `fedclust.clustering.signatures`."""
         table, encoder = ctx.data.train, self._encoder[0]
-        features = table.x.flatten(1) if encoder is None else encoder.encode(table.x)
+        if encoder is None:
+            features = table.x.flatten(1)
+        else:
+            # Device and threads can change the last bits: a run with others makes its own features.
+            place = f"{encoder.fingerprint} {getattr(encoder, 'device', 'cpu')} {torch.get_num_threads()}"
+            features = encoded_rows(ctx.who, table.x.cpu(), encoder, place, self.cache)
         found = signature(features, self._labels(table), ctx.who)
         return {"classes": found.classes, "means": found.means.float(), "weights": found.weights}
 

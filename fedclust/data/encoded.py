@@ -127,9 +127,11 @@ class Encoded(SourceLoader):
         raw = load_source(self.source, root=root if self.root is None else self.root, **options)
         assert raw.test is not None
         fingerprint = self.encoder.fingerprint
-        train = self._encoded(raw.name, raw.train.x, fingerprint)
+        train = encoded_rows(raw.name, raw.train.x, self.encoder, fingerprint, self.cache)
         # A data set can be without test rows, but not without knowing how wide they would be.
-        test = self._encoded(raw.name, raw.test.x, fingerprint) if len(raw.test) else train[:0]
+        test = train[:0]
+        if len(raw.test):
+            test = encoded_rows(raw.name, raw.test.x, self.encoder, fingerprint, self.cache)
         if self.n_components is not None:
             self._projection = Projection.fit(train, self.n_components)
             train, test = self._projection.apply(train), self._projection.apply(test)
@@ -162,15 +164,26 @@ class Encoded(SourceLoader):
             raise ValueError("the principal components are fitted when data is loaded: call load() or setup() first")
         return self._projection.apply(features)
 
-    def _encoded(self, name: str, x: Tensor, fingerprint: str) -> Tensor:
-        """Features of rows, from the cache if it has them."""
-        key = feature_key(x, fingerprint)
-        kept = self.cache.get(key)
-        if kept is not None:
-            return kept
-        features = _computed(name, x, self.encoder)
-        self.cache.put(key, features)
-        return features
+
+def encoded_rows(name: str, x: Tensor, encoder: Encoder, fingerprint: str, cache: FeatureCache) -> Tensor:
+    """Features (n, d) float32 of rows, from the cache if it has them.
+
+    Args:
+        name: Whose rows, for messages.
+        x: (n, …) rows on the CPU.
+        encoder: What makes the features.
+        fingerprint: All that the features depend on beside the rows.
+        cache: Where they are kept.
+
+    Raises:
+        ValueError: If the encoder refuses the rows, or gives features that cannot be used.
+    """
+    key = feature_key(x, fingerprint)
+    features = cache.get(key)
+    if features is None:
+        features = _computed(name, x, encoder)
+        cache.put(key, features)
+    return features
 
 
 def _computed(name: str, x: Tensor, encoder: Encoder) -> Tensor:

@@ -30,6 +30,11 @@ def data(per_group: int = 3, groups: list[list[int]] = GROUPS, seed: int = 0) ->
     return FederatedDataModule((x[held], y[held]), LabelGroups(groups, per_group), seed=seed)
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FEDCLUST_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def run(trainer: Any) -> Callable[..., FederatedLoop]:
     def start(algorithm: FMCL | None = None, rounds: int = 1, folder: str = "run", **options: Any) -> FederatedLoop:
@@ -152,6 +157,8 @@ def test_bad_arguments_are_named(changes: dict[str, Any]) -> None:
 class Doubler:
     """A frozen encoder of known features."""
 
+    seen = 0
+
     def __init__(self, factor: float = 2.0) -> None:
         self.init_args = {"factor": factor}
 
@@ -160,6 +167,7 @@ class Doubler:
         return f"times {self.init_args['factor']}"
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).seen += len(x)
         return self.init_args["factor"] * x[:, :3]
 
 
@@ -174,6 +182,30 @@ def test_an_encoder_makes_the_signature_and_is_neither_trained_nor_exchanged(tmp
     loaded = fedclust.load(result.save(tmp_path / "result.pt"))
     assert loaded.module._encoder[0].init_args == {"factor": 3.0}
     assert loaded.assign(data().client(4)) == result.assignments[4]
+
+
+def test_rows_pass_through_the_encoder_once_and_the_cache_changes_nothing(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Doubler, "seen", 0)
+    rows = sum(len(data().client(client).train) for client in range(9))
+
+    def told(factor: float, cache_dir: str | None) -> list[dict[str, Any]]:
+        client = FMCLClient(Doubler(factor), network="mlp", lr=0.1, batch_size=16, cache_dir=cache_dir)
+        result = fedclust.federate(FMCL(round_epochs=0), client, data(), rounds=1, progress=False)
+        return [result.signature(client) for client in range(9)]
+
+    def equal(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
+        return all(torch.equal(a[name], b[name]) for a, b in zip(one, two, strict=True) for name in a)
+
+    without = told(2.0, None)
+    assert not (tmp_path / "cache").exists()
+    assert Doubler.seen == rows
+    first, again, own = told(2.0, "auto"), told(2.0, "auto"), told(2.0, str(tmp_path / "own"))
+    assert Doubler.seen == 3 * rows
+    assert len(list((tmp_path / "cache").iterdir())) == len(list((tmp_path / "own").iterdir())) == 9
+    assert equal(first, without)
+    assert equal(again, without)
+    assert equal(own, without)
+    assert not equal(told(3.0, "auto"), without)
 
 
 @pytest.mark.parametrize(
