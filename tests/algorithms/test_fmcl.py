@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,27 @@ def test_planted_groups_are_found_before_training_and_the_curve_is_told(run: Any
     assert [int(k) for k, _ in loop.state.curve] == [2, 3, 4, 5]
     assert float(loop.state.curve[:, 1].argmax()) == 1
     assert any(note.startswith("K = 3; silhouette by K: 2: 0.") for note in loop.notes)
+
+
+def test_a_run_writes_the_curve_and_three_figures_per_client(tmp_path: Any) -> None:
+    client = FMCLClient(network="mlp", lr=0.1, batch_size=16)
+    result = fedclust.federate(
+        FMCL(), client, data(), rounds=1, monitor="val/f1_worst", progress=False, directory=tmp_path / "run"
+    )
+    with (tmp_path / "run" / "curve.csv").open() as file:
+        curve = [(int(row["clusters"]), float(row["silhouette"])) for row in csv.DictReader(file)]
+    assert curve == [(int(k), score) for k, score in result.state.curve.tolist()]
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for name, mean, worst in (("acc", "acc_mean", "acc_worst"), ("f1", "f1_macro", "f1_worst")):
+        values = [float(row[f"test_{name}"]) for row in rows]
+        assert result.metrics[f"test/{mean}"] == pytest.approx(np.mean(values))
+        assert result.metrics[f"test/{worst}"] == pytest.approx(min(values))
+    areas = [float(row["test_auc"]) for row in rows if row["test_auc"]]
+    assert result.metrics["test/auc_users"] == len(areas) == 9
+    assert result.metrics["test/auc_worst"] == pytest.approx(min(areas))
+    with pytest.raises(ValueError, match="f1_wurst"):
+        fedclust.federate(FMCL(), client, data(), rounds=1, monitor="val/f1_wurst", progress=False)
 
 
 def test_grouping_costs_one_message_and_rounds_cost_no_more_of_it(run: Any) -> None:
