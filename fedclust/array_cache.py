@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+# RuntimeError: zipfile takes a flipped flag for encryption (and NotImplementedError, a kind of it, for other methods).
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
 
 
 class ArrayCache:

@@ -9,8 +9,8 @@ Direction = Literal["min", "max"]
 _BETTER: dict[str, Direction] = {
     "dbi": "min", "recon": "min", "loss": "min", "clust": "min", "geom": "min", "silhouette": "max", "acc": "max",
     "nmi": "max", "ari": "max", "acc_mean": "max", "acc_worst": "max", "acc_pooled": "max", "f1_macro": "max",
-    "auc": "max", "populated": "max", "dbi_final": "min", "delta": "max", "epsilon_round": "min",
-    "epsilon_total": "min",
+    "f1_worst": "max", "auc": "max", "auc_worst": "max", "populated": "max", "dbi_final": "min", "delta": "max",
+    "epsilon_round": "min", "epsilon_total": "min",
 }  # fmt: skip
 
 

@@ -62,8 +62,8 @@ def user_metrics(confusions: Sequence[Tensor], areas: Sequence[float | None]) ->
         areas: One area under the ROC per user, None where it is undefined.
 
     Returns:
-        "acc_mean" (mean over users), "acc_worst", "acc_pooled" (all rows), "f1_macro" (mean over users), and where it
-        is defined for any user "auc" (mean over those users) with "auc_users", their number.
+        "acc_mean" (mean over users), "acc_worst", "acc_pooled" (all rows), "f1_macro" (mean over users), "f1_worst",
+        and where it is defined for any user "auc" (mean over those users), "auc_worst" and "auc_users", their number.
 
     Raises:
         ValueError: If no user has a row.
@@ -72,13 +72,15 @@ def user_metrics(confusions: Sequence[Tensor], areas: Sequence[float | None]) ->
     if not held:
         raise ValueError("no client has a row in this split, so nothing can be evaluated on it")
     accuracies = [accuracy(confusion) for confusion in held]
+    scores = [macro_f1(confusion) for confusion in held]
     metrics = {
         "acc_mean": fmean(accuracies),
         "acc_worst": min(accuracies),
         "acc_pooled": accuracy(torch.stack(held).sum(0)),
-        "f1_macro": fmean(macro_f1(confusion) for confusion in held),
+        "f1_macro": fmean(scores),
+        "f1_worst": min(scores),
     }
     defined = [area for area in areas if area is not None]
     if defined:
-        metrics |= {"auc": fmean(defined), "auc_users": float(len(defined))}
+        metrics |= {"auc": fmean(defined), "auc_worst": min(defined), "auc_users": float(len(defined))}
     return metrics

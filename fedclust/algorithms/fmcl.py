@@ -126,6 +126,12 @@ class FMCL(ClusterModelAlgorithm):
         models, metrics = self.train(state, cohort, server)
         return replace(state, models=models), metrics | group_metrics(server, self.assignments(state))
 
+    @classmethod
+    def tables(cls, state: State) -> dict[str, list[dict[str, float]]]:
+        """The silhouette by number of groups."""
+        assert isinstance(state, FMCLState)
+        return {"curve": [{"clusters": int(k), "silhouette": score} for k, score in state.curve.tolist()]}
+
     # -- after the run --------------------------------------------------------------------------------------------
 
     @classmethod

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.client import ClientModule
 from fedclust.federation.message import Message, Value, read_number, read_tensor, with_prefix
-from fedclust.scores import accuracy, user_metrics
+from fedclust.scores import accuracy, macro_f1, user_metrics
 
 
 class SupervisedAlgorithm(Algorithm):
@@ -24,7 +24,9 @@ class SupervisedAlgorithm(Algorithm):
     """
 
     default_monitor: ClassVar[tuple[str, str]] = ("val/acc_mean", "max")
-    label_metrics: ClassVar[frozenset[str]] = frozenset({"acc_mean", "acc_worst", "acc_pooled", "f1_macro", "auc"})
+    label_metrics: ClassVar[frozenset[str]] = frozenset(
+        {"acc_mean", "acc_worst", "acc_pooled", "f1_macro", "f1_worst", "auc", "auc_worst"}
+    )
     evaluate_action: ClassVar[str] = "evaluate"
     assign_action: ClassVar[str] = "assign"
 
@@ -41,7 +43,7 @@ class SupervisedAlgorithm(Algorithm):
         return frozenset(f"val/{name}" for name in self.label_metrics) | {"train/loss"}
 
     def evaluate(self, state: State, server: Server, split: str) -> Metrics:
-        """Mean, worst and pooled accuracy, macro-F1 and area under the ROC over the clients' rows of one split."""
+        """Accuracy, macro-F1 and area under the ROC over the clients' rows of one split: means, worst, per client."""
         shared: dict[str, Value] = {**self.shared_model(state), "split": split}
         to = self.own_models(state, server.clients)
         confusions: list[Tensor] = []
@@ -50,10 +52,13 @@ class SupervisedAlgorithm(Algorithm):
         def collect(client: int, reply: Message) -> None:
             confusion = read_tensor(reply, "confusion")
             confusions.append(confusion)
-            areas.append(None if reply["auc"] is None else read_number(reply, "auc"))
+            area = None if reply["auc"] is None else read_number(reply, "auc")
+            areas.append(area)
             if int(confusion.sum()):
+                found = {"rows": float(confusion.sum()), "acc": accuracy(confusion), "f1": macro_f1(confusion)}
+                found |= {} if area is None else {"auc": area}
                 values = server.client_values.setdefault(client, {})
-                values |= {f"{split}_rows": float(confusion.sum()), f"{split}_acc": accuracy(confusion)}
+                values |= {f"{split}_{name}": value for name, value in found.items()}
 
         server.ask(self.evaluate_action, to, shared=shared, on_reply=collect)
         return user_metrics(confusions, areas)

@@ -34,7 +34,8 @@ spaces (YAML; shipped: {shipped}):
 
 objectives (comma separated for several: then a Pareto front, and no pruning):
   without labels: dbi (default), silhouette, loss (the sum of the unweighted terms)
-  with labels, and marked so everywhere: acc, nmi, ari, acc_mean, acc_worst, acc_pooled, f1_macro, auc
+  with labels, and marked so everywhere: acc, nmi, ari, acc_mean, acc_worst, acc_pooled, f1_macro,
+    f1_worst, auc, auc_worst
   any other metric: val/NAME:min, train/NAME:max, …; the test split is never used for selection
 
 exit codes: 0 done, 1 it began and failed or no trial is complete, 2 it could not start, 130 interrupted"""

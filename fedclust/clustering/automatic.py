@@ -12,6 +12,8 @@ from fedclust.clustering.checks import as_distances
 from fedclust.clustering.linkage import Labels, average_linkage_cuts, silhouette
 
 LOW_VARIATION = 0.25
+# Relative to the largest distance: no more than what float32 means make of equal distances.
+_EQUAL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,9 @@ def automatic_clusters(distances: Any) -> AutomaticClusters:
     """Average-linkage clusters with the number of the highest silhouette, ties to fewer clusters (FMCL).
 
     The paper gives no window for K. Here: where the distances vary little (coefficient of variation below .25) it is
-    2 … max(2, ⌈√N⌉), else 2 … min(N − 1, ⌈N/2⌉). No silhouette above 0, equal distances, or two clients and fewer: one
-    cluster.
+    2 … max(2, ⌈√N⌉), else 2 … min(N − 1, ⌈N/2⌉). Where its largest K is the best one it is doubled, up to N − 1, until
+    that is no longer so: many groups without a common class are nearly all equally far apart. No silhouette above 0,
+    equal distances, or two clients and fewer: one cluster.
 
     Args:
         distances: (N, N) symmetric, at least 0, exactly 0 on the diagonal.
@@ -53,17 +56,22 @@ def automatic_clusters(distances: Any) -> AutomaticClusters:
         return _one(n, None, f"{n} clients are too few to be grouped")
     mean = float(between.mean())
     variation = float(between.std()) / mean if mean > 0 else 0.0
-    if np.ptp(between) == 0:
+    if np.ptp(between) <= _EQUAL * between.max():
         return _one(n, variation, f"all distances are equal to {mean:g}")
-    highest = max(2, math.ceil(math.sqrt(n))) if variation < LOW_VARIATION else math.ceil(n / 2)
-    cuts = average_linkage_cuts(matrix, range(2, min(highest, n - 1) + 1))
-    curve = {k: score for k, labels in cuts.items() if (score := silhouette(matrix, labels)) is not None}
-    if not curve or max(curve.values()) <= 0:
-        return AutomaticClusters(
-            np.zeros(n, dtype=np.int64), 1, curve, variation, "no number of clusters has a silhouette above 0"
-        )
-    best = min(curve, key=lambda k: (-curve[k], k))
-    return AutomaticClusters(cuts[best], best, curve, variation)
+    highest = min(max(2, math.ceil(math.sqrt(n))) if variation < LOW_VARIATION else math.ceil(n / 2), n - 1)
+    cuts: dict[int, Labels] = {}
+    curve: dict[int, float] = {}
+    while True:
+        more = average_linkage_cuts(matrix, range(len(cuts) + 2, highest + 1))
+        cuts |= more
+        curve |= {k: score for k, labels in more.items() if (score := silhouette(matrix, labels)) is not None}
+        best = min(curve, key=lambda k: (-curve[k], k))
+        if curve[best] <= 0:
+            reason = "no number of clusters has a silhouette above 0"
+            return AutomaticClusters(np.zeros(n, dtype=np.int64), 1, curve, variation, reason)
+        if best < highest or highest == n - 1:
+            return AutomaticClusters(cuts[best], best, curve, variation)
+        highest = min(2 * highest, n - 1)
 
 
 def _one(n: int, variation: float | None, reason: str) -> AutomaticClusters:

@@ -15,6 +15,10 @@ from fedclust.checks import positive, real_number
 from fedclust.clustering.checks import as_rows, prefix
 
 NO_OVERLAP = 1.0
+# Means come in float32, of features that are float32 too and can differ in their last bits with the batch they were
+# computed in: relative to its length a mean is known to 1e-6, after centring relative to what was taken off.
+_PRECISION = 1e-6
+_DECIMALS = 12
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,14 @@ def signature_distances(
 ) -> SignatureDistances:
     """Distances between clients over the classes that they share.
 
-    With m_c = min(w_ic, w_jc) and Ω = Σ m_c: d_ij = Σ m_c (1 − cos(μ_ic, μ_jc)) / Ω / Ω. A mean that is exactly 0 has
-    cosine 0 with all others. The paper leaves open how far apart clients without a common class are; here it is the
-    larger of the largest distance observed and ``far_factor`` times the ``far_percentile``-th percentile. Where nothing
-    positive was observed, it is the constant 1.
+    With m_c = min(w_ic, w_jc) and Ω = Σ m_c: d_ij = Σ m_c (1 − cos(μ_ic, μ_jc)) / Ω / Ω. Means in float32 are known to
+    a millionth of their length before centring: directions that differ by no more than that makes of them are equal,
+    and a centred mean that is no longer counts as 0. It has cosine 0 with all others but 1 with another 0. So the
+    distance of equal signatures is exactly 0, those of the same rows in another order too.
+
+    The paper leaves open how far apart clients without a common class are; here it is the larger of the largest
+    distance observed and ``far_factor`` times the ``far_percentile``-th percentile. Where nothing positive was
+    observed, it is the constant 1.
 
     Args:
         signatures: One per client.
@@ -101,19 +109,20 @@ def signature_distances(
     """
     check_far(far_factor, far_percentile)
     means, weights = _dense(signatures)
-    directions = _directions(means, weights, center)
+    directions, noise = _directions(means, weights, center)
     shared = np.zeros((len(weights), len(weights)))
     dissimilar = np.zeros_like(shared)
     for column in range(weights.shape[1]):
         common = np.minimum(weights[:, None, column], weights[None, :, column])
-        cosine = np.clip(directions[:, column] @ directions[:, column].T, -1, 1)
+        apart = 1 - np.clip(directions[:, column] @ directions[:, column].T, -1, 1)
+        angles = noise[:, None, column] + noise[None, :, column]
         shared += common
-        dissimilar += common * (1 - cosine)
+        dissimilar += common * np.where(apart <= angles**2 / 2, 0.0, apart)
     with np.errstate(invalid="ignore", divide="ignore"):
         distances = dissimilar / shared
         if overlap_scaling:
             distances = distances / shared
-    distances = np.triu(distances, 1)
+    distances = np.triu(distances.round(_DECIMALS), 1)
     distances = distances + distances.T
     overlaps = (shared + shared.T) / 2
     np.fill_diagonal(overlaps, 1.0)
@@ -169,15 +178,23 @@ def _dense(signatures: Sequence[Signature]) -> tuple[NDArray[np.float64], NDArra
     return means, weights
 
 
-def _directions(means: NDArray[np.float64], weights: NDArray[np.float64], center: Any) -> NDArray[np.float64]:
-    """Means of length 1, centred; 0 where a client lacks the class or the centred mean is 0."""
-    held = (weights > 0)[:, :, None]
+def _directions(
+    means: NDArray[np.float64], weights: NDArray[np.float64], center: Any
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means of length 1, centred; 0 where a client lacks the class or the centred mean is 0. And (N, C) their noise.
+
+    The noise is the angle by which rounding can have turned a direction; 1 where there is none.
+    """
+    constant = np.zeros(means.shape[2])
     if center is True:
-        means = means - np.einsum("nc,ncd->d", weights, means) / len(means)
+        constant = np.einsum("nc,ncd->d", weights, means) / len(means)
     elif center is not False:
         constant = np.asarray(center, dtype=np.float64)
         if constant.shape != means.shape[2:]:
             raise ValueError(f"center must have shape {means.shape[2:]}, got {constant.shape}")
-        means = means - constant
-    norms = np.linalg.norm(means, axis=2, keepdims=True)
-    return np.where(held & (norms > 0), means / np.where(norms > 0, norms, 1), 0.0)
+    rounding = _PRECISION * np.maximum(np.linalg.norm(means, axis=2), np.linalg.norm(constant))
+    means = means - constant
+    norms = np.linalg.norm(means, axis=2)
+    longer = (weights > 0) & (norms > rounding)
+    norms = np.where(longer, norms, 1.0)
+    return np.where(longer[:, :, None], means / norms[:, :, None], 0.0), np.where(longer, rounding / norms, 1.0)

@@ -127,9 +127,11 @@ class Encoded(SourceLoader):
         raw = load_source(self.source, root=root if self.root is None else self.root, **options)
         assert raw.test is not None
         fingerprint = self.encoder.fingerprint
-        train = self._encoded(raw.name, raw.train.x, fingerprint)
+        train = encoded_rows(raw.name, raw.train.x, self.encoder, fingerprint, self.cache)
         # A data set can be without test rows, but not without knowing how wide they would be.
-        test = self._encoded(raw.name, raw.test.x, fingerprint) if len(raw.test) else train[:0]
+        test = train[:0]
+        if len(raw.test):
+            test = encoded_rows(raw.name, raw.test.x, self.encoder, fingerprint, self.cache)
         if self.n_components is not None:
             self._projection = Projection.fit(train, self.n_components)
             train, test = self._projection.apply(train), self._projection.apply(test)
@@ -162,27 +164,55 @@ class Encoded(SourceLoader):
             raise ValueError("the principal components are fitted when data is loaded: call load() or setup() first")
         return self._projection.apply(features)
 
-    def _encoded(self, name: str, x: Tensor, fingerprint: str) -> Tensor:
-        """Features of rows, from the cache if it has them."""
-        key = feature_key(x, fingerprint)
-        kept = self.cache.get(key)
-        if kept is not None:
-            return kept
-        parts = []
-        with tqdm(total=len(x), desc=f"encoding {name}", unit="rows", leave=False, disable=None) as progress:
-            for chunk in torch.split(x, _CHUNK):
-                try:
-                    part = self.encoder.encode(chunk)
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from error
-                if not isinstance(part, Tensor) or part.dtype != torch.float32 or part.shape[:-1] != chunk.shape[:1]:
-                    found = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
-                    raise ValueError(
-                        f"{name}: the encoder must give one float32 row of features per image, {len(chunk)} in all, "
-                        f"got {found}"
-                    )
-                parts.append(part.detach().cpu())
-                progress.update(len(chunk))
-        features = torch.cat(parts)
-        self.cache.put(key, features)
-        return features
+
+def encoded_rows(name: str, x: Tensor, encoder: Encoder, fingerprint: str, cache: FeatureCache) -> Tensor:
+    """Features (n, d) float32 of rows, from the cache if it has them.
+
+    Args:
+        name: Whose rows, for messages.
+        x: (n, …) rows on the CPU.
+        encoder: What makes the features.
+        fingerprint: All that the features depend on beside the rows.
+        cache: Where they are kept.
+
+    Raises:
+        ValueError: If the encoder refuses the rows, or gives features that cannot be used.
+    """
+    key = feature_key(x, fingerprint)
+    features = cache.get(key)
+    if features is None:
+        features = _computed(name, x, encoder)
+        cache.put(key, features)
+    return features
+
+
+def _computed(name: str, x: Tensor, encoder: Encoder) -> Tensor:
+    """Features (n, d) of rows, checked."""
+    parts: list[Tensor] = []
+    with tqdm(total=len(x), desc=f"encoding {name}", unit="rows", leave=False, disable=None) as progress:
+        for chunk in torch.split(x, _CHUNK):
+            try:
+                part = encoder.encode(chunk)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+            if not isinstance(part, Tensor) or part.dtype != torch.float32 or part.shape[:-1] != chunk.shape[:1]:
+                found = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+                raise ValueError(
+                    f"{name}: the encoder must give one float32 row of features per image, {len(chunk)} in all, "
+                    f"got {found}"
+                )
+            if parts and part.shape[1] != parts[0].shape[1]:
+                raise ValueError(
+                    f"{name}: the encoder gives {part.shape[1]} features for {len(chunk)} rows, the first of them row "
+                    f"{sum(map(len, parts))}, and {parts[0].shape[1]} for those before"
+                )
+            parts.append(part.detach().cpu())
+            progress.update(len(chunk))
+    features = torch.cat(parts)
+    bad = ~features.isfinite().all(1)
+    if bad.any():
+        raise ValueError(
+            f"{name}: the encoder gives NaN or infinite features for {int(bad.sum())} of {len(x)} rows, the first of "
+            f"them row {int(bad.nonzero()[0])}"
+        )
+    return features

@@ -192,6 +192,11 @@ class Algorithm(ABC):
         return None
 
     @classmethod
+    def tables(cls, state: State) -> dict[str, list[dict[str, float]]]:
+        """Tables for the run's directory beside the usual ones: name of the file without its ending → rows."""
+        return {}
+
+    @classmethod
     def assign_client(cls, state: State, module: ClientModule, ctx: ClientContext) -> int:
         """The cluster of a client that was not there.
 

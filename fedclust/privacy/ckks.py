@@ -75,6 +75,7 @@ class CKKSClient(AggregationClient):
         length = read(request, "length", int, self.who)
         parts = [part.decrypt() for part in _ciphertexts(tenseal, secret, request, self.who)]
         total = np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])[:length]
+        total *= read(request, "unit", float, self.who)
         # The secret key is forgotten, so that it cannot decrypt anything else.
         state: Message = {"stage": "reveal", "round": round}
         return {"total": _to_grid(total, read(request, "step_size", float, self.who))}, state
@@ -94,7 +95,7 @@ class CKKSClient(AggregationClient):
     def _encrypt(self, tenseal: ModuleType, request: Mapping[str, Value], vector: Any) -> Message:
         length, bound = read(request, "length", int, self.who), read(request, "bound", float, self.who)
         slots, step = read(request, "slots", int, self.who), read(request, "step_size", float, self.who)
-        values = _to_grid(as_vector(vector, length, bound, self.who), step)
+        values = _to_grid(as_vector(vector, length, bound, self.who), step) / read(request, "unit", float, self.who)
         context = tenseal.context_from(read(request, "context", bytes, self.who))
         if context.has_secret_key():
             raise ValueError(
@@ -128,7 +129,7 @@ class CKKSServer(AggregationServer):
         super().__init__(clients, length, bound, round, 2)
         self.options, self.key_holder = options, self.clients[0]
         self.slots = options.degree // 2
-        self.scale_bits, self.step = options.scale_and_step(len(self.clients), self.bound)
+        self.unit, self.step = options.unit_and_step(len(self.clients), self.bound)
         self._tenseal = load_tenseal()
         self._context = b""
         self._public: Any = None
@@ -147,8 +148,8 @@ class CKKSServer(AggregationServer):
     def _request(self, step: str, client: int) -> Message:
         if step == "advertise":
             sizes = np.array(self.options.modulus_bits, dtype=np.int64)
-            return {"degree": self.options.degree, "modulus_bits": sizes, "scale_bits": self.scale_bits}
-        sizes_of: Message = {"length": self.length, "step_size": self.step}
+            return {"degree": self.options.degree, "modulus_bits": sizes, "scale_bits": self.options.scale_bits}
+        sizes_of: Message = {"length": self.length, "step_size": self.step, "unit": self.unit}
         if step == "input":
             return {"context": self._context, "bound": self.bound, "slots": self.slots, **sizes_of}
         return {**{f"chunk/{at}": part.serialize() for at, part in enumerate(self._sums)}, **sizes_of}
@@ -233,26 +234,32 @@ class CKKSSum:
         """A client's side, with what it remembers from the step before."""
         return CKKSClient(client, state)
 
-    def scale_and_step(self, clients: int, bound: float) -> tuple[int, float]:
-        """Bits of the scale, as large as sums allow, and the step of the grid, as small as the noise allows.
+    @property
+    def scale_bits(self) -> int:
+        """Bits of the scale: as many as leave room for sums of less than 1, and never more than the modulus has."""
+        return min(sum(self.modulus_bits[:-1]), _USEFUL_BITS) - 3
 
-        A fresh ciphertext's noise is rounding of the coefficients and of their products with a ternary secret:
-        in a slot about degree/6 of the scale's units as standard deviation; n of them add up to √n times that.
+    def unit_and_step(self, clients: int, bound: float) -> tuple[float, float]:
+        """What values are divided by so that sums are less than 1, and the step of the grid, as small as noise allows.
+
+        Both are powers of two, so that dividing rounds nothing. A fresh ciphertext's noise is rounding of the
+        coefficients and of their products with a ternary secret: in a slot about degree/6 of the scale's units as
+        standard deviation; n of them add up to √n times that.
 
         Raises:
-            ValueError: If that step is coarser than a thousandth of the bound.
+            ValueError: If that step is coarser than a thousandth of the bound, or the bound is beyond 2^±900.
         """
-        room = min(sum(self.modulus_bits[:-1]), _USEFUL_BITS) - 3
-        scale_bits = room - math.frexp(clients * bound)[1]
+        if not 2.0**-900 <= bound <= 2.0**900:
+            raise ValueError(f"bound must lie between 2**-900 and 2**900, got {bound!r}")
+        unit = math.frexp(clients * bound)[1]
         noise = math.sqrt(clients) * self.degree / 6
-        exponent = math.frexp(2 * _DEVIATIONS * noise)[1] - scale_bits
-        step = math.ldexp(1.0, exponent) if -900 < exponent < 900 else math.inf
+        step = math.ldexp(1.0, math.frexp(2 * _DEVIATIONS * noise)[1] - self.scale_bits + unit)
         if step > bound * _COARSEST:
             raise ValueError(
                 f"ckks: sums of {clients} values within ±{bound:g} need more modulus bits than {self.modulus_bits}: "
                 f"the step would be {step:g}"
             )
-        return scale_bits, step
+        return math.ldexp(1.0, unit), step
 
 
 def check_parameters(degree: int, modulus_bits: Iterable[int]) -> tuple[int, ...]:

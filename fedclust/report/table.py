@@ -19,7 +19,10 @@ ROWS = {
     "test/acc_worst": "accuracy of the worst client",
     "test/acc_pooled": "accuracy over all rows",
     "test/f1_macro": "macro F1, mean over clients",
+    "test/f1_worst": "macro F1 of the worst client",
     "test/auc": "area under the ROC, mean over clients",
+    "test/auc_worst": "area under the ROC of the worst client",
+    "test/auc_users": "clients with two classes, whose area is defined",
     "clusters/pre": "clusters of clients before refinement",
     "clusters/final": "clusters of clients",
     "clients/ari": "clusters of clients against planted groups",
@@ -27,8 +30,8 @@ ROWS = {
     "privacy/epsilon_total": "of the whole run",
     "privacy/delta": "for both",
 }
-_COUNTS = ("clusters/pre", "clusters/final")
-_NOT_SHOWN = ("test/collapsed", "test/latent_variance", "test/auc_users")
+_COUNTS = ("clusters/pre", "clusters/final", "test/auc_users")
+_NOT_SHOWN = ("test/collapsed", "test/latent_variance")
 
 
 def results_table(summary: Summary) -> str:

@@ -80,7 +80,9 @@ def test_the_area_is_undefined_for_one_class_and_left_out() -> None:
         "acc_worst": 0.5,
         "acc_pooled": pytest.approx(4 / 6),
         "f1_macro": pytest.approx((macro_f1(both) + 1 / 3) / 2),
+        "f1_worst": pytest.approx(1 / 3),
         "auc": 0.9,
+        "auc_worst": 0.9,
         "auc_users": 1.0,
     }
     with pytest.raises(ValueError, match="no client has a row"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,11 @@ def data(per_group: int = 3, groups: list[list[int]] = GROUPS, seed: int = 0) ->
     return FederatedDataModule((x[held], y[held]), LabelGroups(groups, per_group), seed=seed)
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FEDCLUST_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def run(trainer: Any) -> Callable[..., FederatedLoop]:
     def start(algorithm: FMCL | None = None, rounds: int = 1, folder: str = "run", **options: Any) -> FederatedLoop:
@@ -50,6 +56,27 @@ def test_planted_groups_are_found_before_training_and_the_curve_is_told(run: Any
     assert [int(k) for k, _ in loop.state.curve] == [2, 3, 4, 5]
     assert float(loop.state.curve[:, 1].argmax()) == 1
     assert any(note.startswith("K = 3; silhouette by K: 2: 0.") for note in loop.notes)
+
+
+def test_a_run_writes_the_curve_and_three_figures_per_client(tmp_path: Any) -> None:
+    client = FMCLClient(network="mlp", lr=0.1, batch_size=16)
+    result = fedclust.federate(
+        FMCL(), client, data(), rounds=1, monitor="val/f1_worst", progress=False, directory=tmp_path / "run"
+    )
+    with (tmp_path / "run" / "curve.csv").open() as file:
+        curve = [(int(row["clusters"]), float(row["silhouette"])) for row in csv.DictReader(file)]
+    assert curve == [(int(k), score) for k, score in result.state.curve.tolist()]
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for name, mean, worst in (("acc", "acc_mean", "acc_worst"), ("f1", "f1_macro", "f1_worst")):
+        values = [float(row[f"test_{name}"]) for row in rows]
+        assert result.metrics[f"test/{mean}"] == pytest.approx(np.mean(values))
+        assert result.metrics[f"test/{worst}"] == pytest.approx(min(values))
+    areas = [float(row["test_auc"]) for row in rows if row["test_auc"]]
+    assert result.metrics["test/auc_users"] == len(areas) == 9
+    assert result.metrics["test/auc_worst"] == pytest.approx(min(areas))
+    with pytest.raises(ValueError, match="f1_wurst"):
+        fedclust.federate(FMCL(), client, data(), rounds=1, monitor="val/f1_wurst", progress=False)
 
 
 def test_grouping_costs_one_message_and_rounds_cost_no_more_of_it(run: Any) -> None:
@@ -176,6 +203,8 @@ def test_bad_arguments_are_named(changes: dict[str, Any]) -> None:
 class Doubler:
     """A frozen encoder of known features."""
 
+    seen = 0
+
     def __init__(self, factor: float = 2.0) -> None:
         self.init_args = {"factor": factor}
 
@@ -184,6 +213,7 @@ class Doubler:
         return f"times {self.init_args['factor']}"
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).seen += len(x)
         return self.init_args["factor"] * x[:, :3]
 
 
@@ -198,6 +228,52 @@ def test_an_encoder_makes_the_signature_and_is_neither_trained_nor_exchanged(tmp
     loaded = fedclust.load(result.save(tmp_path / "result.pt"))
     assert loaded.module._encoder[0].init_args == {"factor": 3.0}
     assert loaded.assign(data().client(4)) == result.assignments[4]
+
+
+def test_rows_pass_through_the_encoder_once_and_the_cache_changes_nothing(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Doubler, "seen", 0)
+    rows = sum(len(data().client(client).train) for client in range(9))
+
+    def told(factor: float, cache_dir: str | None) -> list[dict[str, Any]]:
+        client = FMCLClient(Doubler(factor), network="mlp", lr=0.1, batch_size=16, cache_dir=cache_dir)
+        result = fedclust.federate(FMCL(round_epochs=0), client, data(), rounds=1, progress=False)
+        return [result.signature(client) for client in range(9)]
+
+    def equal(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
+        return all(torch.equal(a[name], b[name]) for a, b in zip(one, two, strict=True) for name in a)
+
+    without = told(2.0, None)
+    assert not (tmp_path / "cache").exists()
+    assert Doubler.seen == rows
+    first, again, own = told(2.0, "auto"), told(2.0, "auto"), told(2.0, str(tmp_path / "own"))
+    assert Doubler.seen == 3 * rows
+    assert len(list((tmp_path / "cache").iterdir())) == len(list((tmp_path / "own").iterdir())) == 9
+    assert equal(first, without)
+    assert equal(again, without)
+    assert equal(own, without)
+    assert not equal(told(3.0, "auto"), without)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        ({"encode": abs}, r"encoder Own lacks fingerprint, a property .*; init_args, a dict of the plain arguments"),
+        ({"encode": abs, "fingerprint": "own"}, r"encoder Own lacks init_args, a dict .*checkpoints name it by them$"),
+        ({"fingerprint": "own", "init_args": {}}, r"encoder Own lacks encode\(x\), the features .*float32$"),
+        ({"encode": abs, "fingerprint": "own", "init_args": [1]}, "needs init_args, a dict .*; here it is a list"),
+        (
+            {"encode": abs, "fingerprint": "own", "init_args": {"layers": {1, 2}}},
+            "needs init_args.*here argument 'layers' is a set",
+        ),
+        ({}, "must be an encoder such as those of lightning_modules.encoders, got"),
+    ],
+)
+def test_an_encoder_that_no_checkpoint_could_name_is_refused_at_once(attributes: dict[str, Any], text: str) -> None:
+    own = type("Own", (), attributes)
+    with pytest.raises(ValueError, match=text):
+        FMCLClient(own(), network="mlp")
+    with pytest.raises(ValueError, match="must be an encoder such as those"):
+        FMCLClient(Doubler, network="mlp")  # type: ignore[arg-type]
 
 
 def test_a_file_cannot_have_any_class_called_as_an_encoder(tmp_path: Any) -> None:

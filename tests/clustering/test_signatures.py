@@ -113,6 +113,47 @@ def test_a_client_with_one_class_and_a_mean_of_zero() -> None:
     assert signature_distances(clients, center=False).distances[0, 1] == pytest.approx(1 / 0.5)
 
 
+@pytest.mark.parametrize("center", [True, False])
+@pytest.mark.parametrize("n_classes", [1, 2, 3, 10])
+@pytest.mark.parametrize("width", [5, 84, 1280])
+def test_equal_clients_are_at_distance_0_in_one_cluster(n_classes: int, width: int, center: bool) -> None:
+    """Whether their rows come in the same order or not, as features of one batch or with other last bits."""
+    generator = torch.Generator().manual_seed(width + n_classes)
+    x, y = torch.rand(40, width, generator=generator), torch.arange(40) % n_classes
+    for n in (3, 5, 12, 50):
+        orders = [torch.randperm(40, generator=generator) for _ in range(n)]
+        last_bits = [x * (1 + 1e-7 * torch.randn(x.shape, generator=generator)) for _ in range(n)]
+        for clients in (
+            [signature(x, y)] * n,
+            [signature(x[rows], y[rows]) for rows in orders],
+            [signature(rows, y) for rows in last_bits],
+        ):
+            found = signature_distances(clients, center=center)
+            assert not found.distances.any()
+            clusters = automatic_clusters(found.distances)
+            assert (clusters.n_clusters, clusters.reason) == (1, "all distances are equal to 0")
+
+
+def test_two_centred_means_of_zero_are_equal_and_unlike_any_other() -> None:
+    clients = [client({0: 1.0}, {0: [3, 4]}), client({0: 1.0}, {0: [3, 4]}), client({0: 1.0}, {0: [3, 5]})]
+    found = signature_distances(clients, center=[3.0, 4.0]).distances
+    assert found.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 0]]
+    assert not signature_distances(clients[:2]).distances.any()
+
+
+def test_small_differences_are_no_rounding() -> None:
+    """Raw features with a large common part: 1 - cos is near 1e-8, far above what rounding makes of equal ones."""
+    generator = torch.Generator().manual_seed(0)
+    base = 1000 + torch.rand(2, 20, generator=generator)
+    clients = [
+        signature(base[[group]] + 0.01 * torch.rand(30, 20, generator=generator), torch.zeros(30, dtype=torch.int64))
+        for group in (0, 0, 0, 1, 1, 1)
+    ]
+    for center in (False, True):
+        clusters = automatic_clusters(signature_distances(clients, center=center).distances)
+        assert clusters.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("features", "labels", "text"),
     [
@@ -149,12 +190,40 @@ def points(*values: float) -> np.ndarray:
 def test_the_curve_is_the_silhouette_and_its_top_is_chosen() -> None:
     matrix = points(0, 1, 10, 11, 30, 31, 32, 60)
     found = automatic_clusters(matrix)
-    assert set(found.curve) == {2, 3, 4}
+    assert set(found.curve) == {2, 3, 4, 5, 6, 7}  # 4 = N/2 was the best of the first window
     assert found.n_clusters == max(found.curve, key=lambda k: found.curve[k])
     assert found.curve[found.n_clusters] == pytest.approx(silhouette_score(matrix, found.labels, metric="precomputed"))
     assert found.labels.tolist() == [0, 0, 1, 1, 2, 2, 2, 3]
     between = matrix[np.triu_indices(8, 1)]
     assert found.variation == pytest.approx(between.std() / between.mean())
+
+
+@pytest.mark.parametrize(("groups", "members"), [(10, 4), (8, 5), (10, 5), (20, 5), (10, 2)])
+def test_many_groups_with_disjoint_labels_are_found(groups: int, members: int) -> None:
+    """Nearly all distances are the one of clients without a common class, so they vary little; K lies beyond √N."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(2 * groups, 32, generator=generator) + 3
+    clients = []
+    for group in np.repeat(range(groups), members).tolist():
+        y = torch.arange(60) % 2 + 2 * group
+        clients.append(signature(base[y] + torch.randn(60, 32, generator=generator), y))
+    found = automatic_clusters(signature_distances(clients).distances)
+    assert found.variation is not None
+    assert found.variation < 0.25
+    assert found.n_clusters == groups > np.sqrt(groups * members)
+    assert adjusted_rand_score(np.repeat(range(groups), members), found.labels) == 1.0
+    assert groups < max(found.curve) <= groups * members - 1
+    assert list(found.curve) == list(range(2, max(found.curve) + 1))
+
+
+def test_the_window_ends_at_one_client_less_than_all() -> None:
+    """Two equal clients among others that are equally far from each other: 5 of 6."""
+    matrix = np.full((6, 6), 10.0)
+    matrix[0, 1] = matrix[1, 0] = 0.0
+    np.fill_diagonal(matrix, 0.0)
+    found = automatic_clusters(matrix)
+    assert found.labels.tolist() == [0, 0, 1, 2, 3, 4]
+    assert list(found.curve) == [2, 3, 4, 5]
 
 
 def test_little_variation_narrows_the_window() -> None:
@@ -174,6 +243,7 @@ def test_little_variation_narrows_the_window() -> None:
         (points(0, 5), "2 clients are too few"),
         (np.zeros((3, 3)), "all distances are equal to 0"),
         (np.ones((4, 4)) - np.eye(4), "all distances are equal to 1"),
+        (points(0, 1, 2, 3) * 1e-8 + np.ones((4, 4)) - np.eye(4), "all distances are equal to 1"),
     ],
 )
 def test_one_cluster_comes_with_its_reason(matrix: np.ndarray, reason: str) -> None:

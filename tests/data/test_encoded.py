@@ -118,6 +118,25 @@ def test_what_cannot_work_is_refused(tmp_path):
         FederatedDataModule(Encoded(_arrays(), Counting(), cache_dir=None), Iid(2), transform=Rotations()).setup()
 
 
+def test_features_that_cannot_be_used_are_refused_before_they_are_kept(tmp_path):
+    class Broken(Counting):
+        def encode(self, x: Any) -> Tensor:
+            features = super().encode(x)
+            features[3, 1], features[-1, 0] = float("nan"), float("inf")
+            return features
+
+    class Uneven(Counting):
+        def encode(self, x: Any) -> Tensor:
+            return super().encode(x)[:, : len(x) // 512]
+
+    with pytest.raises(ValueError, match=r"arrays: .* NaN or infinite features for 2 of 12 rows, .* row 3$"):
+        Encoded(_arrays(), Broken(), cache_dir=tmp_path).load()
+    text = r"arrays: the encoder gives 1 features for 600 rows, the first of them row 1024, and 2 for those before"
+    with pytest.raises(ValueError, match=text):
+        Encoded(_arrays(1624), Uneven(), cache_dir=tmp_path).load()
+    assert not list(tmp_path.iterdir())
+
+
 # -- in the data module ----------------------------------------------------------------------------------------------
 
 

@@ -114,6 +114,22 @@ def test_damage_is_noticed_and_repaired(tmp_path, damage):
     assert encoder.seen == 34
 
 
+@pytest.mark.filterwarnings("ignore:the cached features")
+def test_no_flipped_bit_ends_a_run_or_changes_features(tmp_path):
+    cache, features = FeatureCache(tmp_path), torch.arange(6.0).reshape(2, 3)
+    cache.put("key", features)
+    path = cache.path("key")
+    assert path is not None
+    content = path.read_bytes()
+    for position in range(len(content)):
+        for bit in (0, 3, 5, 7):
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << bit
+            path.write_bytes(damaged)
+            found = cache.get("key")
+            assert found is None or torch.equal(found, features)
+
+
 def test_a_file_under_the_name_of_another_key_counts_as_damaged(tmp_path):
     cache = FeatureCache(tmp_path)
     cache.put("a", torch.ones(2, 2))

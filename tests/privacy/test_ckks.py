@@ -84,9 +84,12 @@ def test_ciphertexts_are_added_without_changing_a_client_s() -> None:
     run.ask("input")
     first = run.replies["input"][2]["chunk/0"]
     secret = ts.context_from(run.states[2]["secret"])
-    assert ts.ckks_vector_from(secret, first).decrypt() == pytest.approx([10.0, 20.0, -0.25], abs=1e-4)
+    unit = 1024.0  # sums of three values within ±256 are smaller
+    plain = np.array(ts.ckks_vector_from(secret, first).decrypt()) * unit
+    assert plain == pytest.approx([10.0, 20.0, -0.25], abs=1e-4)
     summed = run.server.requests("reveal")[2]["chunk/0"]
-    assert ts.ckks_vector_from(secret, summed).decrypt() == pytest.approx([-89.0, 218.0, 4.25], abs=1e-4)
+    plain = np.array(ts.ckks_vector_from(secret, summed).decrypt()) * unit
+    assert plain == pytest.approx([-89.0, 218.0, 4.25], abs=1e-4)
 
 
 def test_the_server_has_no_secret_key_at_any_time() -> None:
@@ -161,11 +164,29 @@ def test_the_noise_is_as_large_as_the_grid_assumes(degree: int, sizes: tuple[int
 
 
 def test_steps_by_hand() -> None:
-    # 57 bits for 128 times the bound of 1 and more (100 clients): scale 2**50. Half a step is at least 12 deviations of
-    # √100 · 8192/6 units, so a step is at least 327680 = 2**18.3 of them: 2**19.
-    assert CKKSSum().scale_and_step(100, 1.0) == (50, 2.0**-31)
-    assert CKKSSum().scale_and_step(100, 2.0**20) == (30, 2.0**-11)
-    assert CKKSSum(degree=8192, modulus_bits=(60, 60, 60)).scale_and_step(100, 1.0) == (50, 2.0**-31)
+    # Sums of 100 values up to 1 are below 2**7 = 1 unit, which has 57 bits: 2**50 of the scale's units per 1. Half a
+    # step is at least 12 deviations of √100 · 8192/6 of them, so a step is at least 327680 = 2**18.3 of them: 2**19.
+    for options in (CKKSSum(), CKKSSum(degree=8192, modulus_bits=(60, 60, 60))):
+        assert options.scale_bits == 57
+        assert options.unit_and_step(100, 1.0) == (2.0**7, 2.0**-31)
+        assert options.unit_and_step(100, 2.0**20) == (2.0**27, 2.0**-11)
+        assert options.unit_and_step(100, 2.0**-20) == (2.0**-13, 2.0**-51)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 10])
+@pytest.mark.parametrize("bound", [1e-6, 1e-3, 0.01, 0.12, 0.3, 1.0, 1e3, 1e9])
+def test_sums_are_as_precise_for_small_bounds_as_for_large_ones(clients: int, bound: float) -> None:
+    vectors = {client: bound * np.array([-1.0, 1.0, 0.3 + 0.01 * client]) for client in range(clients)}
+    result = sum_vectors(vectors, "ckks", bound=bound, **SMALL)
+    error = np.abs(result.total - np.sum(list(vectors.values()), axis=0)).max()
+    assert error <= result.max_error
+    assert result.max_error < 1e-6 * bound * clients
+
+
+def test_bounds_beyond_the_range_of_floats_are_refused() -> None:
+    for bound in (1e-300, 1e300):
+        with pytest.raises(ValueError, match=r"bound must lie between 2\*\*-900 and 2\*\*900"):
+            CKKSSum().server(range(4), 3, bound)
 
 
 def test_dropouts_and_the_key_holder() -> None:

@@ -203,6 +203,22 @@ def test_the_plain_mode_has_the_same_checks_and_one_step() -> None:
         sum_vectors(FOUR, dropped=[9])
 
 
+@pytest.mark.parametrize("value", [0.12, 0.03, -0.7])
+@pytest.mark.parametrize("mode", ["plain", "secure_sum"])
+def test_lists_lie_within_the_bound_that_is_made_from_them(mode: str, value: float) -> None:
+    """In float32 these values are nearer to 0 than they are."""
+    assert abs(float(np.float32(value))) < abs(value)
+    for vectors in ({0: [value, 0.01], 1: [value, 0.01]}, {0: (value, 0.01), 1: np.array([value, 0.01])}):
+        assert sum_vectors(vectors, mode).total == pytest.approx([2 * value, 0.02], abs=1e-12)
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.tensor([value, 0.01], dtype=dtype)
+        assert sum_vectors({0: tensor, 1: tensor}, mode).total == pytest.approx(
+            (2 * tensor.double()).tolist(), abs=1e-12
+        )
+    with pytest.raises(ValueError, match="client 1: needs a vector of 2 numbers, got shape"):
+        sum_vectors({0: [value, 0.01], 1: ["a", "b"]}, mode)
+
+
 def test_unknown_modes_and_options_are_refused() -> None:
     with pytest.raises(ValueError, match="mode must be one of plain, secure_sum, ckks, got 'masked'"):
         sum_vectors(FOUR, "masked")
