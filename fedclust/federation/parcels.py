@@ -44,7 +44,7 @@ class Report:
     Attributes:
         number: Number of the order.
         client: Client id.
-        written: Replies, state and secrets (`reply POSITION/…`, `state/…`, `vault/…`), or the pickled failure and error.
+        written: Replies, state and secrets (`reply POSITION/…`, `state/…`, `vault/…`), or the failure and its error.
         actions: Names of the actions that were done; None if the trip failed.
     """
 
