@@ -28,6 +28,7 @@ _REFUSED = {
     "--name": "trials are named by number; --study-name names the study",
     "--print_config": "fedclust fit --print_config prints a configuration",
 }
+_DATA_SEED = "--data.init_args.seed"
 # Say where and how a run is shown, not what it computes.
 _NOT_COMPARED = ("name", "runs_root")
 
@@ -56,13 +57,14 @@ class Blueprint:
         text: The resolved configuration, as YAML.
         space: What is searched.
         objectives: What is optimised.
-        seed: The runs' seed.
+        seed: Seed of the study's draws.
         runs_root: Directory of all runs that the configuration names.
         name: The configuration's name.
         labels: One entry per objective: whether it uses labels.
         terms: The metrics that "loss" adds up.
         monitor: The metric that selects a run's round.
         label_metrics: Metrics that need labels, names without the split.
+        runs_seed: The runs' seed.
         config: The resolved configuration, as plain values.
     """
 
@@ -76,12 +78,20 @@ class Blueprint:
     terms: tuple[str, ...] = ()
     monitor: str = ""
     label_metrics: tuple[str, ...] = ()
+    runs_seed: int = 0
     config: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def uses_labels(self) -> bool:
         """Whether any objective uses labels."""
         return any(self.labels)
+
+    def under_seed(self, values: Mapping[str, Value], seed: int) -> list[str]:
+        """Command-line arguments that set these values and another seed."""
+        overrides = self.space.overrides(values)
+        # A seed of the data module's own comes before the run's.
+        own = _data_seed(self.config) is not None or any(entry.startswith(f"{_DATA_SEED}=") for entry in overrides)
+        return [*overrides, f"--seed_everything={seed}", *([f"{_DATA_SEED}={seed}"] if own else [])]
 
     def write(self, directory: Path) -> Path:
         """Writes the shared configuration, from which trials start."""
@@ -150,12 +160,20 @@ def make_blueprint(
         check_available(objectives, terms, known - ROUND_METRICS)
         _check_validation_rows(objectives, data)
         labels = tuple(uses_labels(model, objective.name) for objective in objectives)
+    data_seed = _data_seed(config)
+    runs_seed = int(config["seed_everything"] if data_seed is None else data_seed)
     return Blueprint(
         text=base.text, space=space, objectives=objectives, runs_root=str(base.config["runs_root"]),
-        seed=int(base.config["seed_everything"]) if seed is None else seed, name=prepared.name, labels=labels,
-        terms=terms, monitor=_monitor(config, model), config=config,
+        seed=runs_seed if seed is None else seed, name=prepared.name, labels=labels, runs_seed=runs_seed, terms=terms,
+        monitor=_monitor(config, model), config=config,
         label_metrics=tuple(sorted(getattr(method, "label_metrics", LABEL_METRICS))),
     )  # fmt: skip
+
+
+def _data_seed(config: Mapping[str, Any]) -> int | None:
+    """The seed that the configuration gives the data module."""
+    seed = (config.get("data", {}).get("init_args") or {}).get("seed")
+    return None if seed is None else int(seed)
 
 
 def _monitor(config: Mapping[str, Any], model: Any) -> str:

@@ -70,7 +70,7 @@ def summarise(ledger: Ledger, asked: int, seconds: float, status: str) -> dict[s
         "startup_trials": settings.startup,
         "jobs": settings.jobs,
         "storage": ledger.storage.url,
-        "seeds": {"sampler": blueprint.seed, "runs": blueprint.config.get("seed_everything")},
+        "seeds": {"sampler": blueprint.seed, "runs": blueprint.runs_seed},
         "versions": {**versions(), "optuna": version("optuna")},
         "seconds": seconds,
         "seconds_of_trials": sum(float(run.get("seconds") or 0) for run in _own_runs(trials)),

@@ -86,8 +86,7 @@ class Runner:
 
     def repeat(self, values: Mapping[str, Value], name: str, seed: int) -> Outcome:
         """Fits a configuration under another seed and tests its selected round."""
-        overrides = [*self.blueprint.space.overrides(values), f"--seed_everything={seed}"]
-        return self._run(overrides, name, None)
+        return self._run(self.blueprint.under_seed(values, seed), name, None)
 
     def _run(self, overrides: Sequence[str], name: str, reporter: RoundReporter | None) -> Outcome:
         start = time.perf_counter()
