@@ -12,6 +12,7 @@ from small_study import SMALL, SPACE
 
 from fedclust.algorithms.feddcn import FedDCN
 from fedclust.cli import main
+from fedclust.federation.backend import InProcess
 from tuning.blueprint import make_blueprint
 from tuning.objectives import parse_objectives
 from tuning.pruning import Pruned
@@ -116,6 +117,21 @@ def test_a_pruned_run_stops_after_the_round_and_leaves_no_checkpoint(made):
     assert seen[0][1] == [float(rows(run / "metrics.csv")[0]["val/dbi"])]
     assert not (run / "checkpoints").exists()
     assert str(Pruned(3)) == "pruned after round 3"
+
+
+def test_every_trial_ends_its_backend_and_lets_go_of_its_trainer(made, monkeypatch):
+    runner, closed = made(), []
+    monkeypatch.setattr(InProcess, "close", lambda self: closed.append(self), raising=False)
+    assert runner.trial(VALUES, "trial_0", lambda number, values: False).state == "complete"
+    assert runner.trial(VALUES, "trial_1", lambda number, values: True).state == "pruned"
+
+    def fail(number, values):
+        raise ValueError("no luck")
+
+    assert runner.trial(VALUES, "trial_2", fail).state == "failed"
+    assert len(closed) == len(set(closed)) == 3
+    assert runner.shared.data_reused == 2
+    assert runner.shared._data[1].trainer is None
 
 
 def test_loss_adds_the_unweighted_terms(made):
