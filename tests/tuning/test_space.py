@@ -153,3 +153,19 @@ def test_pa_cfl_draws_nothing_that_has_no_effect():
     if "radius" in found:
         assert list(found["radius"].when["similarity"]) == ["fastdtw"]
     assert not found.keys() & {"epsilon", "delta", "noise"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step", "values"),
+    [(0, 0.9, 0.3, [0, 0.3, 0.6, 0.9]), (0, 1, 0.3, [0, 0.3, 0.6, 0.9]), (0.1, 0.7, 0.2, [0.1, 0.3, 0.5, 0.7]),
+     (-1, 1, 0.5, [-1, -0.5, 0, 0.5, 1]), (1e-5, 3e-5, "1e-5", [1e-5, 2e-5, 3e-5]),
+     (0.9, 1.2, 0.3, [0.9, 1.2])],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_a_range_with_a_step_has_both_ends(low, high, step, values):
+    space = parse_space({"parameters": {"model.x": {"kind": "float", "low": low, "high": high, "step": step}}}, "s")
+    (found,) = space.parameters
+    assert (found.end("low"), found.end("high")) == (values[0], values[-1])
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = {space.suggest(study.ask())["x"] for _ in range(80)}
+    assert sorted(drawn) == pytest.approx(values)
