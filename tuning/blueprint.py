@@ -153,11 +153,10 @@ def make_blueprint(
     with borrowed_process():
         base = ParsedConfig("fit", prepared.arguments, prepared.name)
         config = yaml.safe_load(base.text)
-        model, data = _probe(prepared.arguments, prepared.name, space)
+        model, data, methods = _probe(prepared.arguments, prepared.name, space)
         method = getattr(model, "algorithm", model)
-        terms = tuple(method.loss_terms()) if hasattr(method, "loss_terms") else ()
-        known = frozenset() if not hasattr(method, "metric_names") else method.metric_names(data.n_classes is not None)
-        check_available(objectives, terms, known - ROUND_METRICS)
+        terms = _loss_terms(methods)
+        check_available(objectives, terms, _metric_names(methods, data) - ROUND_METRICS)
         _check_validation_rows(objectives, data)
         labels = tuple(uses_labels(model, objective.name) for objective in objectives)
     data_seed = _data_seed(config)
@@ -193,11 +192,26 @@ def _refuse(arguments: Sequence[str]) -> None:
             raise ValueError(f"fedclust tune does not take {flag}: {reason}")
 
 
-def _probe(arguments: Sequence[str], name: str, space: Space) -> tuple[Any, Any]:
+def _loss_terms(methods: Sequence[Any]) -> tuple[str, ...]:
+    """The terms that any trial may have: a weight of 0 takes its term out of some, but not of what "loss" means."""
+    found = [method.loss_terms() for method in methods if hasattr(method, "loss_terms")]
+    return tuple(dict.fromkeys(name for terms in sorted(found, key=len, reverse=True) for name in terms))
+
+
+def _metric_names(methods: Sequence[Any], data: Any) -> frozenset[str]:
+    """All metrics that any trial logs; empty if one cannot say before the first round."""
+    if not all(hasattr(method, "metric_names") for method in methods):
+        return frozenset()
+    labels = data.n_classes is not None
+    found = [frozenset(method.metric_names(labels)) for method in methods]
+    return frozenset().union(*found) if all(found) else frozenset()
+
+
+def _probe(arguments: Sequence[str], name: str, space: Space) -> tuple[Any, Any, list[Any]]:
     """Builds model and data at the ends of every range, so that a wrong path or range is found before the study.
 
     Returns:
-        Model and data module of a point at the upper ends, where no weight is 0.
+        Model and data module of a point at the upper ends, and the methods of all points.
     """
     built: list[tuple[Any, Any]] = []
     for point in space.probes():
@@ -207,7 +221,8 @@ def _probe(arguments: Sequence[str], name: str, space: Space) -> tuple[Any, Any]
             culprit = _culprit(arguments, name, space, point)
             where = f"{space.source}: {culprit}" if culprit else f"{space.source}: {point}"
             raise ValueError(f"{where}: the configuration does not take it: {explain(error)}") from error
-    return built[1]
+    model, data = built[1]
+    return model, data, [getattr(model, "algorithm", model) for model, _ in built]
 
 
 def _culprit(arguments: Sequence[str], name: str, space: Space, point: Mapping[str, Value]) -> str | None:

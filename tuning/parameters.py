@@ -64,6 +64,13 @@ class Parameter:
             return kind.choices[0 if end == "low" else -1]
         return getattr(kind, end)
 
+    def probed(self) -> list[Value]:
+        """The values that are tried before a study: both ends, or every choice."""
+        kind = self.distribution
+        if isinstance(kind, CategoricalDistribution):
+            return list(kind.choices)
+        return [self.end("low"), self.end("high")]
+
     def plain(self, value: Value) -> Any:
         """The value as the configuration holds it."""
         return [int(width) for width in str(value).split("-")] if self.kind == "layers" else value

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small_study import SMALL, SPACE
+from small_study import ALGORITHM, SMALL, SPACE
 
 from fedclust.algorithms.feddcn import FedDCN
 from fedclust.cli import main
@@ -151,6 +151,13 @@ def test_loss_adds_the_unweighted_terms(made):
     assert float(logged[-1]["train/loss"]) == pytest.approx(weighted, rel=1e-4)
     selected = json.loads((Path(outcome.directory) / "summary.json").read_text())["selected_round"]
     assert outcome.values == (reported[selected - 1],)
+
+
+@pytest.mark.parametrize("choices", [[0.01, 0.0], [0.0, 0.01]])
+def test_what_loss_means_does_not_depend_on_the_order_of_choices(made, choices):
+    weight = {f"{ALGORITHM}cluster_weight": {"kind": "categorical", "choices": choices}}
+    blueprint = made("loss", {"parameters": weight}).blueprint
+    assert sorted(blueprint.terms) == ["train/clust", "train/geom", "train/recon"]
 
 
 def test_errors_collapses_and_values_that_are_not_finite_fail_the_trial(made, monkeypatch):

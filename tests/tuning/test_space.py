@@ -122,6 +122,19 @@ def test_a_parameter_that_no_end_has_is_probed_too():
     assert list(found.probes())[2:] == [{"kind": "b", "only": 0.0}, {"kind": "b", "only": 1.0}]
 
 
+def test_every_choice_is_probed_and_several_at_once():
+    entries = {
+        "m.a": {"kind": "categorical", "choices": [1, 2, 3, 4, 5]}, "m.b": {"kind": "layers", "choices": ["1", "2", "3"]},
+        "m.c": {**CHOICE, "when": {"a": [3]}},
+    }  # fmt: skip
+    points = list(parse_space({"parameters": entries}, "space").probes())
+    assert points[:2] == [{"a": 1, "b": "1"}, {"a": 5, "b": "3"}]
+    assert {point["a"] for point in points} == {1, 2, 3, 4, 5}
+    assert {point["b"] for point in points} == {"1", "2", "3"}
+    assert {point["c"] for point in points if "c" in point} == {"a", "b"}
+    assert len(points) == 6
+
+
 def test_shipped_spaces_are_found_by_name():
     assert set(shipped_spaces()) == {"feddcn", "flameche", "fmcl", "pa_cfl"}
     for name in ("feddcn", "feddcn.yaml", "tuning/spaces/feddcn.yaml"):
