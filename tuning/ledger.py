@@ -241,12 +241,17 @@ def counts(trial: FrozenTrial) -> bool:
 
 
 def best_of(trials: Sequence[FrozenTrial], blueprint: Blueprint) -> FrozenTrial | None:
-    """The complete trial with the best first objective; the earlier one of equals."""
-    objective, best = blueprint.objectives[0], None
-    for trial in trials:
-        if trial.state == TrialState.COMPLETE and (best is None or objective.better(trial.values[0], best.values[0])):
-            best = trial
-    return best
+    """The complete trial with the best first objective.
+
+    Equal in that, the other objectives decide, so that it is on the Pareto front; equal in all, the earlier one.
+    """
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    signs = [1 if objective.mode == "min" else -1 for objective in blueprint.objectives]
+    return min(
+        complete,
+        key=lambda trial: tuple(sign * value for sign, value in zip(signs, trial.values, strict=True)),
+        default=None,
+    )
 
 
 def _is_dead(trial: FrozenTrial, local: bool) -> bool:

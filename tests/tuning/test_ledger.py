@@ -289,3 +289,20 @@ def test_several_objectives_have_a_front_and_no_pruning(ledger, runner):
     assert [trial.number for trial in book.front()] == [0, 1, 2, 3]
     assert book.best().values[0] == min(trial.values[0] for trial in book.trials())
     assert [round_of(trial) for trial in book.trials()] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("pairs", "best"),
+    [([(0.9, 0.5), (0.9, 0.8), (0.7, 0.9)], 1), ([(0.7, 0.9), (0.9, 0.8), (0.9, 0.8), (0.9, 0.7)], 1)],
+)
+def test_the_best_of_equals_in_the_first_objective_is_on_the_front(ledger, runner, pairs, best):
+    book = ledger(objective="acc,nmi")
+    work(book, runner(lambda values, name, on_round: Outcome("complete", pairs[int(name[-1])])), len(pairs), nothing)
+    assert book.best().number == best
+    assert best in [trial.number for trial in book.front()]
+
+
+def test_the_earlier_one_of_equals_is_the_best(ledger, runner):
+    book = ledger(objective="acc")
+    work(book, runner(lambda values, name, on_round: Outcome("complete", (0.5,))), 3, nothing)
+    assert book.best().number == 0
