@@ -13,6 +13,8 @@ from typing import Any
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from tuning.locking import StudyLock
 
@@ -45,10 +47,15 @@ class StorageName:
         """
         if text is None:
             return cls(f"{JOURNAL}{directory / 'journal.log'}")
-        if (not text.startswith(JOURNAL) and "://" not in text) or text == JOURNAL or ":memory:" in text:
-            raise ValueError(
-                f"--storage must be journal:PATH or a database URL such as sqlite:///study.db, got {text!r}"
-            )
+        wrong = f"--storage must be journal:PATH or a database URL such as sqlite:///study.db, got {text!r}"
+        if text.startswith(JOURNAL) and text != JOURNAL:
+            return cls(text)
+        try:
+            url = make_url(text)
+        except ArgumentError as error:
+            raise ValueError(wrong) from error
+        if url.get_backend_name() == "sqlite" and _in_memory(url):
+            raise ValueError(f"{wrong}: a database in memory is lost with its process, and no other process sees it")
         return cls(text)
 
     @property
@@ -56,8 +63,8 @@ class StorageName:
         """The file that holds it, if it is one on this machine."""
         if self.url.startswith(JOURNAL):
             return Path(self.url.removeprefix(JOURNAL)).expanduser()
-        prefix, _, path = self.url.partition(":///")
-        return Path(path.partition("?")[0]) if prefix.startswith("sqlite") and path else None
+        url = make_url(self.url)
+        return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
     def lock(self, directory: Path) -> StudyLock:
         """The lock of everybody on this machine who uses the storage: beside its file, else in the directory."""
@@ -113,6 +120,10 @@ def explained(url: str) -> Iterator[None]:
         if "sqlalchemy" in type(error).__module__ or isinstance(error, optuna.exceptions.StorageInternalError):
             raise StorageError(f"--storage {url}: {text[:300]}") from error
         raise
+
+
+def _in_memory(url: URL) -> bool:
+    return not url.database or ":memory:" in url.database or "memory" in str(url.query.get("mode", ""))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

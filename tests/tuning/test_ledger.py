@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
@@ -99,10 +100,23 @@ def test_a_file_that_is_no_database(ledger, tmp_path):
         ledger(storage=f"sqlite:///{tmp_path / 'study.db'}")
 
 
-@pytest.mark.parametrize("text", ["study.db", "journal:", "sqlite:///:memory:"])
+@pytest.mark.parametrize(
+    "text",
+    ["study.db", "journal:", "sqlite:///:memory:", "sqlite://", "sqlite:///", "sqlite+pysqlite://", "://",
+     "sqlite:///file::memory:?uri=true", "sqlite:///file:study?mode=memory&cache=shared&uri=true"],
+)  # fmt: skip
 def test_what_is_no_storage(text, tmp_path):
     with pytest.raises(ValueError, match="--storage must be journal:PATH or a database URL"):
         StorageName.of(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [("journal:a/b.log", "a/b.log"), ("sqlite:///a/b.db", "a/b.db"), ("sqlite:////a/b.db?timeout=9", "/a/b.db"),
+     ("sqlite+pysqlite:///b.db", "b.db"), ("postgresql://me:secret@host/a", None)],
+)  # fmt: skip
+def test_the_file_of_a_storage(text, file, tmp_path):
+    assert StorageName.of(text, tmp_path).file == (None if file is None else Path(file))
 
 
 # -- I4: killed runs ----------------------------------------------------------------------------------------------
