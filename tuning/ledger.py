@@ -82,7 +82,7 @@ class Ledger:
 
     def trials(self) -> list[FrozenTrial]:
         """All trials, by number."""
-        with explained(self.storage.url):
+        with explained(self.storage):
             return self.study.get_trials(deepcopy=False)
 
     def best(self) -> FrozenTrial | None:
@@ -99,7 +99,7 @@ class Ledger:
 
     def reclaim(self) -> list[int]:
         """Marks trials whose process is gone as failed, and queues their parameters again where that is asked for."""
-        with self.lock(), explained(self.storage.url):
+        with self.lock(), explained(self.storage):
             local = self.storage.file is not None
             running = [trial for trial in self.trials() if trial.state == TrialState.RUNNING]
             dead = [trial.number for trial in running if _is_dead(trial, local)]
@@ -115,7 +115,7 @@ class Ledger:
         Args:
             total: How many trials there shall be, without killed and interrupted ones.
         """
-        with self.lock(), explained(self.storage.url):
+        with self.lock(), explained(self.storage):
             trials = self.trials()
             places = {trial.user_attrs.get(_PLACE) for trial in trials if counts(trial)}
             if sum(map(counts, trials)) >= total:
@@ -141,7 +141,7 @@ class Ledger:
 
     def report(self, task: Task, number: int, values: Sequence[float | None]) -> bool:
         """Notes a round's values; says whether the trial is hopeless. Several objectives are never pruned."""
-        with explained(self.storage.url):
+        with explained(self.storage):
             if len(values) > 1:
                 task.trial.set_user_attr("round", number)
                 return False
@@ -160,7 +160,7 @@ class Ledger:
             saved: What did not have to be computed, see `tuning.reuse.Shared.counts`.
         """
         run = {**vars(outcome), "saved": dict(saved or {})}
-        with explained(self.storage.url):
+        with explained(self.storage):
             task.trial.set_user_attr(_RUN, plain(run))
             state = _STATES.get(outcome.state, TrialState.FAIL)
             values = list(outcome.values) if state == TrialState.COMPLETE else None
@@ -173,7 +173,7 @@ class Ledger:
         described = self.blueprint.described()
         epochs = self.blueprint.config.get("trainer", {}).get("max_epochs")
         pruner = make_pruner(self.settings.pruner, self.settings.startup, epochs if epochs and epochs > 0 else None)
-        with self.lock(), explained(self.storage.url):
+        with self.lock(), explained(self.storage):
             study = optuna.create_study(
                 study_name=self.name,
                 storage=self.storage.open(),
@@ -183,13 +183,13 @@ class Ledger:
             )
             known = study.user_attrs.get(_STUDY)
             if known is None and study.get_trials(deepcopy=False):
-                raise ValueError(f"the study {self.name!r} in {self.storage.url} was not made by fedclust tune")
+                raise ValueError(f"the study {self.name!r} in {self.storage.shown} was not made by fedclust tune")
             if known is None:
                 study.set_user_attr(_STUDY, {"digest": digest(described), "described": described})
         if known is not None and known["digest"] != digest(described):
             changes = "; ".join(differences(known["described"], plain(described))[:6])
             raise ValueError(
-                f"the study {self.name!r} in {self.storage.url} was begun with other settings: {changes}. Give another "
+                f"the study {self.name!r} in {self.storage.shown} was begun with other settings: {changes}. Give another "
                 "--study-name, or the settings that it was begun with"
             )
         return study

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,16 +48,22 @@ class StorageName:
         """
         if text is None:
             return cls(f"{JOURNAL}{directory / 'journal.log'}")
-        wrong = f"--storage must be journal:PATH or a database URL such as sqlite:///study.db, got {text!r}"
+        given = re.sub(r"(://[^/@]*?):[^@]*@", r"\1:***@", text)
+        wrong = f"--storage must be journal:PATH or a database URL such as sqlite:///study.db, got {given!r}"
         if text.startswith(JOURNAL) and text != JOURNAL:
             return cls(text)
         try:
             url = make_url(text)
-        except ArgumentError as error:
+        except (ArgumentError, ValueError) as error:
             raise ValueError(wrong) from error
         if url.get_backend_name() == "sqlite" and _in_memory(url):
             raise ValueError(f"{wrong}: a database in memory is lost with its process, and no other process sees it")
         return cls(text)
+
+    @property
+    def shown(self) -> str:
+        """The name without the password, for files and messages."""
+        return self.url if self.url.startswith(JOURNAL) else make_url(self.url).render_as_string(hide_password=True)
 
     @property
     def file(self) -> Path | None:
@@ -65,6 +72,11 @@ class StorageName:
             return Path(self.url.removeprefix(JOURNAL)).expanduser()
         url = make_url(self.url)
         return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+    def without_password(self, text: str) -> str:
+        """A text in which the password, if there is one, is not to be read."""
+        password = None if self.url.startswith(JOURNAL) else make_url(self.url).password
+        return text.replace(self.url, self.shown).replace(password, "***") if password else text
 
     def lock(self, directory: Path) -> StudyLock:
         """The lock of everybody on this machine who uses the storage: beside its file, else in the directory."""
@@ -83,8 +95,8 @@ class StorageName:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ValueError(f"--storage {self.url}: cannot make {file.parent}: {error.strerror}") from error
-        with explained(self.url), warnings.catch_warnings():
+                raise ValueError(f"--storage {self.shown}: cannot make {file.parent}: {error.strerror}") from error
+        with explained(self), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.url.startswith(JOURNAL):
                 assert file is not None
@@ -96,18 +108,19 @@ class StorageName:
             try:
                 return RDBStorage(self.url, engine_kwargs=options)
             except ImportError as error:
-                raise ValueError(f"--storage {self.url}: the database's driver is not installed: {error}") from error
+                raise ValueError(f"--storage {self.shown}: the database's driver is not installed: {error}") from error
 
 
 @contextmanager
-def explained(url: str) -> Iterator[None]:
-    """Turns a database's errors into one sentence with a way out."""
+def explained(storage: StorageName) -> Iterator[None]:
+    """Turns a database's errors into one sentence with a way out and without the password."""
+    url = storage.shown
     try:
         yield
     except (StorageError, optuna.exceptions.DuplicatedStudyError, optuna.exceptions.TrialPruned):
         raise
     except Exception as error:
-        text = " ".join(" ".join(str(cause) for cause in _chain(error)).split())
+        text = storage.without_password(" ".join(" ".join(str(cause) for cause in _chain(error)).split()))
         if "database is locked" in text:
             raise StorageError(
                 f"--storage {url}: the database stayed locked for {_BUSY_SECONDS} s (several processes, or a "

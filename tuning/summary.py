@@ -69,7 +69,7 @@ def summarise(ledger: Ledger, asked: int, seconds: float, status: str) -> dict[s
         "pruner": settings.pruner if len(blueprint.objectives) == 1 else "none (several objectives are never pruned)",
         "startup_trials": settings.startup,
         "jobs": settings.jobs,
-        "storage": ledger.storage.url,
+        "storage": ledger.storage.shown,
         "seeds": {"sampler": blueprint.seed, "runs": blueprint.runs_seed},
         "versions": {**versions(), "optuna": version("optuna")},
         "seconds": seconds,

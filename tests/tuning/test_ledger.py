@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
+from sqlalchemy.exc import ArgumentError
 
 from tuning.engine import work
 from tuning.ledger import best_of, counts, reason_of, reused_from, round_of
 from tuning.processes import alive, this_process
 from tuning.storage import StorageError, StorageName, explained
-from tuning.summary import count_trials
+from tuning.summary import count_trials, summarise
 from tuning.trial import Interrupted, Outcome
 
 
@@ -86,11 +87,14 @@ def test_processes_that_begin_one_study_at_once_lose_no_trial_and_make_none_too_
 
 
 def test_a_locked_database_is_explained():
-    with pytest.raises(StorageError, match=r"stayed locked.*journal:PATH.*PostgreSQL"), explained("sqlite:///a.db"):
+    with (
+        pytest.raises(StorageError, match=r"stayed locked.*journal:PATH.*PostgreSQL"),
+        explained(StorageName("sqlite:///a.db")),
+    ):
         raise sqlite3.OperationalError("database is locked")
-    with pytest.raises(StorageError, match=r"damaged.*journal:PATH"), explained("sqlite:///a.db"):
+    with pytest.raises(StorageError, match=r"damaged.*journal:PATH"), explained(StorageName("sqlite:///a.db")):
         raise sqlite3.DatabaseError("database disk image is malformed")
-    with pytest.raises(KeyError), explained("sqlite:///a.db"):
+    with pytest.raises(KeyError), explained(StorageName("sqlite:///a.db")):
         raise KeyError("of our own")
 
 
@@ -117,6 +121,22 @@ def test_what_is_no_storage(text, tmp_path):
 )  # fmt: skip
 def test_the_file_of_a_storage(text, file, tmp_path):
     assert StorageName.of(text, tmp_path).file == (None if file is None else Path(file))
+
+
+def test_passwords_are_not_shown(ledger, tmp_path):
+    storage = StorageName.of("postgresql+nodriver://me:secret@host/studies", tmp_path)
+    assert storage.shown == "postgresql+nodriver://me:***@host/studies"
+    with (
+        pytest.raises(StorageError, match=r"--storage postgresql\+nodriver://me:\*\*\*@host") as caught,
+        explained(storage),
+    ):
+        raise ArgumentError(f"no luck with {storage.url}, password=secret")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"got 'postgresql://me:\*\*\*@host:door/studies'"):
+        StorageName.of("postgresql://me:secret@host:door/studies", tmp_path)
+    book = ledger()
+    book.storage = storage
+    assert summarise(book, 1, 0.0, "completed")["storage"] == storage.shown
 
 
 # -- I4: killed runs ----------------------------------------------------------------------------------------------
