@@ -58,6 +58,9 @@ class StorageName:
             raise ValueError(wrong) from error
         if url.get_backend_name() == "sqlite" and _in_memory(url):
             raise ValueError(f"{wrong}: a database in memory is lost with its process, and no other process sees it")
+        if url.get_backend_name() == "sqlite" and str(url.database).startswith("~"):
+            url = url.set(database=str(Path(str(url.database)).expanduser()))
+            return cls(url.render_as_string(hide_password=False))
         return cls(text)
 
     @property

@@ -123,6 +123,16 @@ def test_the_file_of_a_storage(text, file, tmp_path):
     assert StorageName.of(text, tmp_path).file == (None if file is None else Path(file))
 
 
+def test_a_tilde_is_the_users_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    storage = StorageName.of("sqlite:///~/deep/study.db?timeout=9", tmp_path)
+    assert storage.url == f"sqlite:///{tmp_path}/deep/study.db?timeout=9"
+    assert storage.file == tmp_path / "deep" / "study.db"
+    storage.open()
+    assert storage.file.is_file()
+    assert StorageName.of("journal:~/j.log", tmp_path).file == tmp_path / "j.log"
+
+
 def test_passwords_are_not_shown(ledger, tmp_path):
     storage = StorageName.of("postgresql+nodriver://me:secret@host/studies", tmp_path)
     assert storage.shown == "postgresql+nodriver://me:***@host/studies"
