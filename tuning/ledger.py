@@ -23,6 +23,9 @@ _STUDY, _WORKER, _PLACE, _RUN, _REUSED, _REQUEUED = "fedclust", "worker", "place
 _NOT_COUNTED = ("killed", "interrupted")
 _STATES = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}
 
+# Storage, study and number of the trials that run in this process.
+_held_here: set[tuple[str, str, int]] = set()
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -102,7 +105,7 @@ class Ledger:
         with self.lock(), explained(self.storage):
             local = self.storage.file is not None
             running = [trial for trial in self.trials() if trial.state == TrialState.RUNNING]
-            dead = [trial.number for trial in running if _is_dead(trial, local)]
+            dead = [trial.number for trial in running if _is_dead(trial, local) or self._is_left(trial)]
             for number in dead:
                 self.study.tell(number, state=TrialState.FAIL)
             if self.settings.requeue:
@@ -124,6 +127,7 @@ class Ledger:
             settings = self.settings
             self.study.sampler = make_sampler(settings.sampler, self.blueprint.seed, place, settings.jobs)
             trial = self.study.ask()
+            _held_here.add(self._key(trial.number))
             try:
                 trial.set_user_attr(_WORKER, this_process())
                 trial.set_user_attr(_PLACE, place)
@@ -134,8 +138,10 @@ class Ledger:
                 trial.set_user_attr(_REUSED, before.number)
                 trial.set_user_attr(_RUN, before.user_attrs[_RUN])
                 self.study.tell(trial, list(before.values))
+                self.let_go(trial.number)
                 return Task(trial, values, before.number)
             except BaseException:
+                self.let_go(trial.number)
                 self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
                 raise
 
@@ -166,6 +172,10 @@ class Ledger:
             values = list(outcome.values) if state == TrialState.COMPLETE else None
             self.study.tell(task.trial, values, state=state)
 
+    def let_go(self, number: int) -> None:
+        """Says that this process does not run a trial any more; if it still counts as running, `reclaim` takes it."""
+        _held_here.discard(self._key(number))
+
     # -- parts ----------------------------------------------------------------------------------------------------
 
     def _open(self) -> optuna.Study:
@@ -193,6 +203,13 @@ class Ledger:
                 "--study-name, or the settings that it was begun with"
             )
         return study
+
+    def _key(self, number: int) -> tuple[str, str, int]:
+        return self.storage.url, self.name, number
+
+    def _is_left(self, trial: FrozenTrial) -> bool:
+        """Whether this process began a trial, could not say how it ended, and does not run it any more."""
+        return worker_of(trial) == this_process() and self._key(trial.number) not in _held_here
 
     def _requeue(self) -> None:
         trials = self.trials()

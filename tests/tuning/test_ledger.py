@@ -223,6 +223,37 @@ def test_an_interrupted_trial_does_not_count_and_its_values_come_again(ledger, r
     assert drawn(book) == drawn(whole)
 
 
+def test_ctrl_c_before_a_trial_begins_leaves_none_running(ledger, runner):
+    book = ledger()
+
+    def stop(task, number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(book, runner(), 2, stop)
+    assert [reason_of(trial) for trial in book.trials()] == ["interrupted"]
+
+
+def test_a_trial_whose_end_could_not_be_written_is_reclaimed_by_the_same_process(ledger, runner, monkeypatch):
+    book, other = ledger(), ledger()
+    seen = []
+
+    def run(values, name, on_round):
+        seen.extend(other.reclaim())  # another study object of this process leaves a running trial alone
+        return Outcome("complete", (1.0,))
+
+    def broken(*arguments, **options):
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError):
+        patch.setattr(book.study, "tell", broken)
+        work(book, runner(run), 2, nothing)
+    assert [trial.state for trial in book.trials()] == [TrialState.RUNNING]
+    assert (seen, ledger().reclaim(), ledger().reclaim()) == ([], [0], [])
+    work(book, runner(run), 2, nothing)
+    assert count_trials(book.trials())["complete"] == 2
+
+
 # -- resume -------------------------------------------------------------------------------------------------------
 
 
