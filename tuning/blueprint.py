@@ -28,6 +28,7 @@ _REFUSED = {
     "--name": "trials are named by number; --study-name names the study",
     "--print_config": "fedclust fit --print_config prints a configuration",
 }
+_OF = "# study "
 _DATA_SEED = "--data.init_args.seed"
 # Say where and how a run is shown, not what it computes.
 _NOT_COMPARED = ("name", "runs_root")
@@ -94,11 +95,26 @@ class Blueprint:
         return [*overrides, f"--seed_everything={seed}", *([f"{_DATA_SEED}={seed}"] if own else [])]
 
     def write(self, directory: Path) -> Path:
-        """Writes the shared configuration, from which trials start."""
+        """Writes the shared configuration, from which trials start, and in its first line which study it is of."""
         path = directory / "base.yaml"
-        if not path.is_file() or path.read_text(encoding="utf-8") != self.text:
-            write_text(path, self.text)
+        text = f"{_OF}{digest(self.described())}\n{self.text}"
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
         return path
+
+    def claim(self, directory: Path) -> None:
+        """Checks that the directory is not that of another study.
+
+        Raises:
+            ValueError: If it is: its trials would go on with this study's configuration.
+        """
+        path = directory / "base.yaml"
+        first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
+        if first.startswith(_OF) and first != f"{_OF}{digest(self.described())}":
+            raise ValueError(
+                f"{directory} is the directory of a study with another configuration, space or objective, in another "
+                "--storage; give another --study-name"
+            )
 
     def resolved(self, base: Path, values: Mapping[str, Value], name: str) -> str:
         """The full configuration with these values, as YAML that `fedclust fit` runs as it is."""

@@ -168,6 +168,7 @@ class Study:
         except BaseException:
             _remove_if_empty(directory)
             raise
+        blueprint.claim(directory)
         blueprint.write(directory)
         return Session(self, ledger, blueprint, directory, trials)
 

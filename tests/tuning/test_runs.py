@@ -17,6 +17,7 @@ from tuning.blueprint import make_blueprint
 from tuning.objectives import parse_objectives
 from tuning.pruning import Pruned
 from tuning.space import load_space
+from tuning.study import Study
 from tuning.trial import Interrupted, Runner
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -207,3 +208,16 @@ def test_what_is_reused_changes_no_bit(made, quick_umap):
     assert shared.shared.counts()["data_reused"] == 1
     assert "test/acc" in other_seed.metrics
     assert other_seed.metrics["val/dbi"] != first.metrics["val/dbi"]
+
+
+def test_two_studies_do_not_share_a_directory(tmp_path):
+    def study(storage, *more):
+        return Study("feddcn_digits", SPACE, name="one", storage=storage, overrides=[*SMALL, *more], progress=False)
+
+    study(None).prepare(1)
+    base = Path("runs/one/base.yaml").read_text()
+    assert base.startswith("# study ")
+    with pytest.raises(ValueError, match=r"runs/one is the directory of a study with another.*--study-name"):
+        study("sqlite:///other.db", "--trainer.max_epochs=3").prepare(1)
+    assert Path("runs/one/base.yaml").read_text() == base
+    study(None, "--trainer.enable_progress_bar=false").prepare(1)
