@@ -175,8 +175,9 @@ def _choices(where: str, kind: str, entry: Mapping[str, Any]) -> BaseDistributio
     for choice in choices:
         if choice is not None and not isinstance(choice, (bool, int, float, str)):
             raise ValueError(f"{where}: a choice must be a number, a string, true, false or null, got {choice!r}")
-    if len({(type(choice), choice) for choice in choices}) < len(choices):
-        raise ValueError(f"{where}: choices must differ, got {list(choices)}")
+    # As values: Optuna cannot tell 1, 1.0 and true apart.
+    if len(set(choices)) < len(choices):
+        raise ValueError(f"{where}: choices must differ (1, 1.0 and true are equal), got {list(choices)}")
     return CategoricalDistribution(choices)
 
 

@@ -168,6 +168,12 @@ def test_pa_cfl_draws_nothing_that_has_no_effect():
     assert not found.keys() & {"epsilon", "delta", "noise"}
 
 
+@pytest.mark.parametrize("choices", [[1, True], [1, 1.0], [0, "a", False], ["a", "a"]])
+def test_choices_that_optuna_cannot_tell_apart_are_refused(choices):
+    with pytest.raises(ValueError, match=r"s: m\.x: choices must differ"):
+        parse_space({"parameters": {"m.x": {"kind": "categorical", "choices": choices}}}, "s")
+
+
 @pytest.mark.parametrize(
     ("low", "high", "step", "values"),
     [(0, 0.9, 0.3, [0, 0.3, 0.6, 0.9]), (0, 1, 0.3, [0, 0.3, 0.6, 0.9]), (0.1, 0.7, 0.2, [0.1, 0.3, 0.5, 0.7]),
