@@ -199,8 +199,8 @@ class Ledger:
         if known is not None and known["digest"] != digest(described):
             changes = "; ".join(differences(known["described"], plain(described))[:6])
             raise ValueError(
-                f"the study {self.name!r} in {self.storage.shown} was begun with other settings: {changes}. Give another "
-                "--study-name, or the settings that it was begun with"
+                f"the study {self.name!r} in {self.storage.shown} was begun with other settings: {changes}. Give "
+                "another --study-name, or the settings that it was begun with"
             )
         return study
 

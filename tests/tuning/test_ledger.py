@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import signal
-import sqlite3
 import time
-from pathlib import Path
 
 import pytest
 from optuna.trial import TrialState
-from sqlalchemy.exc import ArgumentError
 
 from tuning.engine import work
-from tuning.ledger import best_of, counts, reason_of, reused_from, round_of
+from tuning.ledger import best_of, counts, reason_of, reused_from
 from tuning.processes import alive, this_process
-from tuning.storage import StorageError, StorageName, explained
-from tuning.summary import count_trials, summarise
+from tuning.storage import StorageError
+from tuning.summary import count_trials
 from tuning.trial import Interrupted, Outcome
 
 
@@ -84,69 +80,6 @@ def test_processes_that_begin_one_study_at_once_lose_no_trial_and_make_none_too_
     trials = ledger(storage=storage).trials()
     assert [trial.number for trial in trials] == list(range(20))
     assert all(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) for trial in trials)
-
-
-def test_a_locked_database_is_explained():
-    with (
-        pytest.raises(StorageError, match=r"stayed locked.*journal:PATH.*PostgreSQL"),
-        explained(StorageName("sqlite:///a.db")),
-    ):
-        raise sqlite3.OperationalError("database is locked")
-    with pytest.raises(StorageError, match=r"damaged.*journal:PATH"), explained(StorageName("sqlite:///a.db")):
-        raise sqlite3.DatabaseError("database disk image is malformed")
-    with pytest.raises(KeyError), explained(StorageName("sqlite:///a.db")):
-        raise KeyError("of our own")
-
-
-def test_a_file_that_is_no_database(ledger, tmp_path):
-    (tmp_path / "study.db").write_text("nothing of the kind, but long enough to be looked at " * 20)
-    with pytest.raises(StorageError, match=r"study\.db.*damaged"):
-        ledger(storage=f"sqlite:///{tmp_path / 'study.db'}")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["study.db", "journal:", "sqlite:///:memory:", "sqlite://", "sqlite:///", "sqlite+pysqlite://", "://",
-     "sqlite:///file::memory:?uri=true", "sqlite:///file:study?mode=memory&cache=shared&uri=true"],
-)  # fmt: skip
-def test_what_is_no_storage(text, tmp_path):
-    with pytest.raises(ValueError, match="--storage must be journal:PATH or a database URL"):
-        StorageName.of(text, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("text", "file"),
-    [("journal:a/b.log", "a/b.log"), ("sqlite:///a/b.db", "a/b.db"), ("sqlite:////a/b.db?timeout=9", "/a/b.db"),
-     ("sqlite+pysqlite:///b.db", "b.db"), ("postgresql://me:secret@host/a", None)],
-)  # fmt: skip
-def test_the_file_of_a_storage(text, file, tmp_path):
-    assert StorageName.of(text, tmp_path).file == (None if file is None else Path(file))
-
-
-def test_a_tilde_is_the_users_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    storage = StorageName.of("sqlite:///~/deep/study.db?timeout=9", tmp_path)
-    assert storage.url == f"sqlite:///{tmp_path}/deep/study.db?timeout=9"
-    assert storage.file == tmp_path / "deep" / "study.db"
-    storage.open()
-    assert storage.file.is_file()
-    assert StorageName.of("journal:~/j.log", tmp_path).file == tmp_path / "j.log"
-
-
-def test_passwords_are_not_shown(ledger, tmp_path):
-    storage = StorageName.of("postgresql+nodriver://me:secret@host/studies", tmp_path)
-    assert storage.shown == "postgresql+nodriver://me:***@host/studies"
-    with (
-        pytest.raises(StorageError, match=r"--storage postgresql\+nodriver://me:\*\*\*@host") as caught,
-        explained(storage),
-    ):
-        raise ArgumentError(f"no luck with {storage.url}, password=secret")
-    assert "secret" not in str(caught.value)
-    with pytest.raises(ValueError, match=r"got 'postgresql://me:\*\*\*@host:door/studies'"):
-        StorageName.of("postgresql://me:secret@host:door/studies", tmp_path)
-    book = ledger()
-    book.storage = storage
-    assert summarise(book, 1, 0.0, "completed")["storage"] == storage.shown
 
 
 # -- I4: killed runs ----------------------------------------------------------------------------------------------
@@ -245,9 +178,10 @@ def test_a_trial_whose_end_could_not_be_written_is_reclaimed_by_the_same_process
     def broken(*arguments, **options):
         raise StorageError("the disk is full")
 
-    with monkeypatch.context() as patch, pytest.raises(StorageError):
+    with monkeypatch.context() as patch:
         patch.setattr(book.study, "tell", broken)
-        work(book, runner(run), 2, nothing)
+        with pytest.raises(StorageError):
+            work(book, runner(run), 2, nothing)
     assert [trial.state for trial in book.trials()] == [TrialState.RUNNING]
     assert (seen, ledger().reclaim(), ledger().reclaim()) == ([], [0], [])
     work(book, runner(run), 2, nothing)
@@ -320,64 +254,3 @@ def test_completed_values_are_taken_over_and_counted(ledger, runner, binary):
     run = runner(run.run)
     work(again, run, 10, nothing)
     assert (len(run.ran), count_trials(again.trials())["reused"]) == (10, 0)
-
-
-# -- I7: pruning --------------------------------------------------------------------------------------------------
-
-
-def test_a_bad_trial_is_stopped_after_its_first_round(ledger, runner):
-    def run(values, name, on_round):
-        bad = 100.0 if name == "trial_3" else 0.0
-        for number in (1, 2, 3):
-            if on_round(number, [bad + 1 / number]):
-                return Outcome("pruned", rounds=number)
-        return Outcome("complete", (bad,), rounds=3)
-
-    book = ledger(startup=2)
-    work(book, runner(run), 5, nothing)
-    assert [trial.state for trial in book.trials()] == [
-        TrialState.PRUNED if number == 3 else TrialState.COMPLETE for number in range(5)
-    ]
-    pruned = book.trials()[3]
-    assert (pruned.intermediate_values, round_of(pruned)) == ({1: 101.0}, 1)
-    assert count_trials(book.trials())["pruned"] == 1
-
-
-def test_a_round_without_a_finite_value_is_as_bad_as_can_be(ledger, runner):
-    def run(values, name, on_round):
-        value = math.nan if name == "trial_2" else 1.0
-        return Outcome("pruned", rounds=1) if on_round(1, [value]) else Outcome("complete", (1.0,), rounds=1)
-
-    book = ledger(startup=2)
-    work(book, runner(run), 3, nothing)
-    assert book.trials()[2].state == TrialState.PRUNED
-
-
-def test_several_objectives_have_a_front_and_no_pruning(ledger, runner):
-    def run(values, name, on_round):
-        pair = (values["x"], -values["x"])
-        assert not on_round(1, [pair[0], math.nan])
-        return Outcome("complete", pair, rounds=1)
-
-    book = ledger(objective="dbi,val/recon", pruner="median", startup=0)
-    work(book, runner(run), 4, nothing)
-    assert [trial.number for trial in book.front()] == [0, 1, 2, 3]
-    assert book.best().values[0] == min(trial.values[0] for trial in book.trials())
-    assert [round_of(trial) for trial in book.trials()] == [1] * 4
-
-
-@pytest.mark.parametrize(
-    ("pairs", "best"),
-    [([(0.9, 0.5), (0.9, 0.8), (0.7, 0.9)], 1), ([(0.7, 0.9), (0.9, 0.8), (0.9, 0.8), (0.9, 0.7)], 1)],
-)
-def test_the_best_of_equals_in_the_first_objective_is_on_the_front(ledger, runner, pairs, best):
-    book = ledger(objective="acc,nmi")
-    work(book, runner(lambda values, name, on_round: Outcome("complete", pairs[int(name[-1])])), len(pairs), nothing)
-    assert book.best().number == best
-    assert best in [trial.number for trial in book.front()]
-
-
-def test_the_earlier_one_of_equals_is_the_best(ledger, runner):
-    book = ledger(objective="acc")
-    work(book, runner(lambda values, name, on_round: Outcome("complete", (0.5,))), 3, nothing)
-    assert book.best().number == 0

@@ -124,7 +124,8 @@ def test_a_parameter_that_no_end_has_is_probed_too():
 
 def test_every_choice_is_probed_and_several_at_once():
     entries = {
-        "m.a": {"kind": "categorical", "choices": [1, 2, 3, 4, 5]}, "m.b": {"kind": "layers", "choices": ["1", "2", "3"]},
+        "m.a": {"kind": "categorical", "choices": [1, 2, 3, 4, 5]},
+        "m.b": {"kind": "layers", "choices": ["1", "2", "3"]},
         "m.c": {**CHOICE, "when": {"a": [3]}},
     }  # fmt: skip
     points = list(parse_space({"parameters": entries}, "space").probes())
