@@ -98,6 +98,16 @@ class ToyClient(ClientModule):
         return {"pid": os.getpid()}
 
     @action
+    def bulky(self, message: Message, ctx: ClientContext) -> Message:
+        """Gives back as many bytes as it gets, and keeps as many in state and vault."""
+        blob = message["blob"]
+        assert isinstance(blob, bytes)
+        ctx.state["kept"], ctx.vault["kept"] = blob, blob
+        if message.get("fail"):
+            raise ValueError("long " * (len(blob) // 5))
+        return {"blob": blob[::-1], "text": "x" * len(blob)}
+
+    @action
     def odd_reply(self, message: Message, ctx: ClientContext) -> Message:
         return {"nested": {"a": 1}}  # type: ignore[dict-item]
 

@@ -28,6 +28,8 @@ _REFUSED = {
     "--name": "trials are named by number; --study-name names the study",
     "--print_config": "fedclust fit --print_config prints a configuration",
 }
+_OF = "# study "
+_DATA_SEED = "--data.init_args.seed"
 # Say where and how a run is shown, not what it computes.
 _NOT_COMPARED = ("name", "runs_root")
 
@@ -56,13 +58,14 @@ class Blueprint:
         text: The resolved configuration, as YAML.
         space: What is searched.
         objectives: What is optimised.
-        seed: The runs' seed.
+        seed: Seed of the study's draws.
         runs_root: Directory of all runs that the configuration names.
         name: The configuration's name.
         labels: One entry per objective: whether it uses labels.
         terms: The metrics that "loss" adds up.
         monitor: The metric that selects a run's round.
         label_metrics: Metrics that need labels, names without the split.
+        runs_seed: The runs' seed.
         config: The resolved configuration, as plain values.
     """
 
@@ -76,6 +79,7 @@ class Blueprint:
     terms: tuple[str, ...] = ()
     monitor: str = ""
     label_metrics: tuple[str, ...] = ()
+    runs_seed: int = 0
     config: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -83,12 +87,34 @@ class Blueprint:
         """Whether any objective uses labels."""
         return any(self.labels)
 
+    def under_seed(self, values: Mapping[str, Value], seed: int) -> list[str]:
+        """Command-line arguments that set these values and another seed."""
+        overrides = self.space.overrides(values)
+        # A seed of the data module's own comes before the run's.
+        own = _data_seed(self.config) is not None or any(entry.startswith(f"{_DATA_SEED}=") for entry in overrides)
+        return [*overrides, f"--seed_everything={seed}", *([f"{_DATA_SEED}={seed}"] if own else [])]
+
     def write(self, directory: Path) -> Path:
-        """Writes the shared configuration, from which trials start."""
+        """Writes the shared configuration, from which trials start, and in its first line which study it is of."""
         path = directory / "base.yaml"
-        if not path.is_file() or path.read_text(encoding="utf-8") != self.text:
-            write_text(path, self.text)
+        text = f"{_OF}{digest(self.described())}\n{self.text}"
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
         return path
+
+    def claim(self, directory: Path) -> None:
+        """Checks that the directory is not that of another study.
+
+        Raises:
+            ValueError: If it is: its trials would go on with this study's configuration.
+        """
+        path = directory / "base.yaml"
+        first = path.read_text(encoding="utf-8").partition("\n")[0] if path.is_file() else ""
+        if first.startswith(_OF) and first != f"{_OF}{digest(self.described())}":
+            raise ValueError(
+                f"{directory} is the directory of a study with another configuration, space or objective, in another "
+                "--storage; give another --study-name"
+            )
 
     def resolved(self, base: Path, values: Mapping[str, Value], name: str) -> str:
         """The full configuration with these values, as YAML that `fedclust fit` runs as it is."""
@@ -143,19 +169,26 @@ def make_blueprint(
     with borrowed_process():
         base = ParsedConfig("fit", prepared.arguments, prepared.name)
         config = yaml.safe_load(base.text)
-        model, data = _probe(prepared.arguments, prepared.name, space)
+        model, data, methods = _probe(prepared.arguments, prepared.name, space)
         method = getattr(model, "algorithm", model)
-        terms = tuple(method.loss_terms()) if hasattr(method, "loss_terms") else ()
-        known = frozenset() if not hasattr(method, "metric_names") else method.metric_names(data.n_classes is not None)
-        check_available(objectives, terms, known - ROUND_METRICS)
+        terms = _loss_terms(methods)
+        check_available(objectives, terms, _metric_names(methods, data) - ROUND_METRICS)
         _check_validation_rows(objectives, data)
         labels = tuple(uses_labels(model, objective.name) for objective in objectives)
+    data_seed = _data_seed(config)
+    runs_seed = int(config["seed_everything"] if data_seed is None else data_seed)
     return Blueprint(
         text=base.text, space=space, objectives=objectives, runs_root=str(base.config["runs_root"]),
-        seed=int(base.config["seed_everything"]) if seed is None else seed, name=prepared.name, labels=labels,
-        terms=terms, monitor=_monitor(config, model), config=config,
+        seed=runs_seed if seed is None else seed, name=prepared.name, labels=labels, runs_seed=runs_seed, terms=terms,
+        monitor=_monitor(config, model), config=config,
         label_metrics=tuple(sorted(getattr(method, "label_metrics", LABEL_METRICS))),
     )  # fmt: skip
+
+
+def _data_seed(config: Mapping[str, Any]) -> int | None:
+    """The seed that the configuration gives the data module."""
+    seed = (config.get("data", {}).get("init_args") or {}).get("seed")
+    return None if seed is None else int(seed)
 
 
 def _monitor(config: Mapping[str, Any], model: Any) -> str:
@@ -175,11 +208,26 @@ def _refuse(arguments: Sequence[str]) -> None:
             raise ValueError(f"fedclust tune does not take {flag}: {reason}")
 
 
-def _probe(arguments: Sequence[str], name: str, space: Space) -> tuple[Any, Any]:
+def _loss_terms(methods: Sequence[Any]) -> tuple[str, ...]:
+    """The terms that any trial may have: a weight of 0 takes its term out of some, but not of what "loss" means."""
+    found = [method.loss_terms() for method in methods if hasattr(method, "loss_terms")]
+    return tuple(dict.fromkeys(name for terms in sorted(found, key=len, reverse=True) for name in terms))
+
+
+def _metric_names(methods: Sequence[Any], data: Any) -> frozenset[str]:
+    """All metrics that any trial logs; empty if one cannot say before the first round."""
+    if not all(hasattr(method, "metric_names") for method in methods):
+        return frozenset()
+    labels = data.n_classes is not None
+    found = [frozenset(method.metric_names(labels)) for method in methods]
+    return frozenset().union(*found) if all(found) else frozenset()
+
+
+def _probe(arguments: Sequence[str], name: str, space: Space) -> tuple[Any, Any, list[Any]]:
     """Builds model and data at the ends of every range, so that a wrong path or range is found before the study.
 
     Returns:
-        Model and data module of a point at the upper ends, where no weight is 0.
+        Model and data module of a point at the upper ends, and the methods of all points.
     """
     built: list[tuple[Any, Any]] = []
     for point in space.probes():
@@ -189,7 +237,8 @@ def _probe(arguments: Sequence[str], name: str, space: Space) -> tuple[Any, Any]
             culprit = _culprit(arguments, name, space, point)
             where = f"{space.source}: {culprit}" if culprit else f"{space.source}: {point}"
             raise ValueError(f"{where}: the configuration does not take it: {explain(error)}") from error
-    return built[1]
+    model, data = built[1]
+    return model, data, [getattr(model, "algorithm", model) for model, _ in built]
 
 
 def _culprit(arguments: Sequence[str], name: str, space: Space, point: Mapping[str, Value]) -> str | None:

@@ -23,9 +23,11 @@ def work(ledger: Ledger, runner: Runner, total: int, watch: Watch) -> None:
         Interrupted: On Ctrl-C; the running trial is marked failed before.
     """
     while (task := ledger.ask(total)) is not None:
-        if task.reused is None:
-            watch(task, 0)
-            _run(ledger, runner, task, watch)
+        try:
+            if task.reused is None:
+                _run(ledger, runner, task, watch)
+        finally:
+            ledger.let_go(task.number)
         watch(task, -1)
 
 
@@ -37,6 +39,7 @@ def _run(ledger: Ledger, runner: Runner, task: Task, watch: Watch) -> None:
 
     before = runner.shared.counts()
     try:
+        watch(task, 0)
         outcome = runner.trial(task.values, f"trial_{task.number}", on_round)
     except Interrupted as stop:
         ledger.tell(task, stop.outcome)

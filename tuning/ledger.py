@@ -23,6 +23,9 @@ _STUDY, _WORKER, _PLACE, _RUN, _REUSED, _REQUEUED = "fedclust", "worker", "place
 _NOT_COUNTED = ("killed", "interrupted")
 _STATES = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}
 
+# Storage, study and number of the trials that run in this process.
+_held_here: set[tuple[str, str, int]] = set()
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -82,7 +85,7 @@ class Ledger:
 
     def trials(self) -> list[FrozenTrial]:
         """All trials, by number."""
-        with explained(self.storage.url):
+        with explained(self.storage):
             return self.study.get_trials(deepcopy=False)
 
     def best(self) -> FrozenTrial | None:
@@ -99,10 +102,10 @@ class Ledger:
 
     def reclaim(self) -> list[int]:
         """Marks trials whose process is gone as failed, and queues their parameters again where that is asked for."""
-        with self.lock(), explained(self.storage.url):
+        with self.lock(), explained(self.storage):
             local = self.storage.file is not None
             running = [trial for trial in self.trials() if trial.state == TrialState.RUNNING]
-            dead = [trial.number for trial in running if _is_dead(trial, local)]
+            dead = [trial.number for trial in running if _is_dead(trial, local) or self._is_left(trial)]
             for number in dead:
                 self.study.tell(number, state=TrialState.FAIL)
             if self.settings.requeue:
@@ -115,7 +118,7 @@ class Ledger:
         Args:
             total: How many trials there shall be, without killed and interrupted ones.
         """
-        with self.lock(), explained(self.storage.url):
+        with self.lock(), explained(self.storage):
             trials = self.trials()
             places = {trial.user_attrs.get(_PLACE) for trial in trials if counts(trial)}
             if sum(map(counts, trials)) >= total:
@@ -124,6 +127,7 @@ class Ledger:
             settings = self.settings
             self.study.sampler = make_sampler(settings.sampler, self.blueprint.seed, place, settings.jobs)
             trial = self.study.ask()
+            _held_here.add(self._key(trial.number))
             try:
                 trial.set_user_attr(_WORKER, this_process())
                 trial.set_user_attr(_PLACE, place)
@@ -134,14 +138,16 @@ class Ledger:
                 trial.set_user_attr(_REUSED, before.number)
                 trial.set_user_attr(_RUN, before.user_attrs[_RUN])
                 self.study.tell(trial, list(before.values))
+                self.let_go(trial.number)
                 return Task(trial, values, before.number)
             except BaseException:
+                self.let_go(trial.number)
                 self.study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
                 raise
 
     def report(self, task: Task, number: int, values: Sequence[float | None]) -> bool:
         """Notes a round's values; says whether the trial is hopeless. Several objectives are never pruned."""
-        with explained(self.storage.url):
+        with explained(self.storage):
             if len(values) > 1:
                 task.trial.set_user_attr("round", number)
                 return False
@@ -160,11 +166,15 @@ class Ledger:
             saved: What did not have to be computed, see `tuning.reuse.Shared.counts`.
         """
         run = {**vars(outcome), "saved": dict(saved or {})}
-        with explained(self.storage.url):
+        with explained(self.storage):
             task.trial.set_user_attr(_RUN, plain(run))
             state = _STATES.get(outcome.state, TrialState.FAIL)
             values = list(outcome.values) if state == TrialState.COMPLETE else None
             self.study.tell(task.trial, values, state=state)
+
+    def let_go(self, number: int) -> None:
+        """Says that this process does not run a trial any more; if it still counts as running, `reclaim` takes it."""
+        _held_here.discard(self._key(number))
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
@@ -173,7 +183,7 @@ class Ledger:
         described = self.blueprint.described()
         epochs = self.blueprint.config.get("trainer", {}).get("max_epochs")
         pruner = make_pruner(self.settings.pruner, self.settings.startup, epochs if epochs and epochs > 0 else None)
-        with self.lock(), explained(self.storage.url):
+        with self.lock(), explained(self.storage):
             study = optuna.create_study(
                 study_name=self.name,
                 storage=self.storage.open(),
@@ -183,16 +193,23 @@ class Ledger:
             )
             known = study.user_attrs.get(_STUDY)
             if known is None and study.get_trials(deepcopy=False):
-                raise ValueError(f"the study {self.name!r} in {self.storage.url} was not made by fedclust tune")
+                raise ValueError(f"the study {self.name!r} in {self.storage.shown} was not made by fedclust tune")
             if known is None:
                 study.set_user_attr(_STUDY, {"digest": digest(described), "described": described})
         if known is not None and known["digest"] != digest(described):
             changes = "; ".join(differences(known["described"], plain(described))[:6])
             raise ValueError(
-                f"the study {self.name!r} in {self.storage.url} was begun with other settings: {changes}. Give another "
-                "--study-name, or the settings that it was begun with"
+                f"the study {self.name!r} in {self.storage.shown} was begun with other settings: {changes}. Give "
+                "another --study-name, or the settings that it was begun with"
             )
         return study
+
+    def _key(self, number: int) -> tuple[str, str, int]:
+        return self.storage.url, self.name, number
+
+    def _is_left(self, trial: FrozenTrial) -> bool:
+        """Whether this process began a trial, could not say how it ended, and does not run it any more."""
+        return worker_of(trial) == this_process() and self._key(trial.number) not in _held_here
 
     def _requeue(self) -> None:
         trials = self.trials()
@@ -241,12 +258,17 @@ def counts(trial: FrozenTrial) -> bool:
 
 
 def best_of(trials: Sequence[FrozenTrial], blueprint: Blueprint) -> FrozenTrial | None:
-    """The complete trial with the best first objective; the earlier one of equals."""
-    objective, best = blueprint.objectives[0], None
-    for trial in trials:
-        if trial.state == TrialState.COMPLETE and (best is None or objective.better(trial.values[0], best.values[0])):
-            best = trial
-    return best
+    """The complete trial with the best first objective.
+
+    Equal in that, the other objectives decide, so that it is on the Pareto front; equal in all, the earlier one.
+    """
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    signs = [1 if objective.mode == "min" else -1 for objective in blueprint.objectives]
+    return min(
+        complete,
+        key=lambda trial: tuple(sign * value for sign, value in zip(signs, trial.values, strict=True)),
+        default=None,
+    )
 
 
 def _is_dead(trial: FrozenTrial, local: bool) -> bool:

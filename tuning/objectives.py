@@ -39,10 +39,6 @@ class Objective:
         """The value that no other is worse than."""
         return math.inf if self.mode == "min" else -math.inf
 
-    def better(self, value: float, than: float) -> bool:
-        """Whether a value is better than another."""
-        return value < than if self.mode == "min" else value > than
-
     def __str__(self) -> str:
         return f"{self.name}:{self.mode}"
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from optuna.distributions import (
@@ -62,6 +63,13 @@ class Parameter:
         if isinstance(kind, CategoricalDistribution):
             return kind.choices[0 if end == "low" else -1]
         return getattr(kind, end)
+
+    def probed(self) -> list[Value]:
+        """The values that are tried before a study: both ends, or every choice."""
+        kind = self.distribution
+        if isinstance(kind, CategoricalDistribution):
+            return list(kind.choices)
+        return [self.end("low"), self.end("high")]
 
     def plain(self, value: Value) -> Any:
         """The value as the configuration holds it."""
@@ -129,15 +137,18 @@ def _number(where: str, kind: str, entry: Mapping[str, Any]) -> BaseDistribution
         raise ValueError(f"{where}: low must be less than high, got low {low} and high {high}")
     if log and low <= 0:
         raise ValueError(f"{where}: a log scale needs low above 0, got {low}")
-    if step is not None and (step <= 0 or step > high - low):
-        raise ValueError(f"{where}: step must be above 0 and at most high - low = {high - low}, got {step}")
+    span = Decimal(str(high)) - Decimal(str(low))
+    if step is not None and not 0 < Decimal(str(step)) <= span:
+        raise ValueError(f"{where}: step must be above 0 and at most high - low = {span}, got {step}")
     if step is not None and log:
         raise ValueError(f"{where}: a log scale has no step, got {step}")
     if whole:
         step = 1 if step is None else int(step)
         return IntDistribution(int(low), int(high) if log else int(low + (high - low) // step * step), log, step)
     if step is not None:
-        high = low + math.floor((high - low) / step + 1e-9) * step
+        # In decimals, as Optuna reckons: in binary, 3 steps of 0.3 end below 0.9, and the last one is lost.
+        exact = Decimal(str(step))
+        high = float(Decimal(str(low)) + span // exact * exact)
     return FloatDistribution(low, high, log, step)
 
 
@@ -164,8 +175,9 @@ def _choices(where: str, kind: str, entry: Mapping[str, Any]) -> BaseDistributio
     for choice in choices:
         if choice is not None and not isinstance(choice, (bool, int, float, str)):
             raise ValueError(f"{where}: a choice must be a number, a string, true, false or null, got {choice!r}")
-    if len({(type(choice), choice) for choice in choices}) < len(choices):
-        raise ValueError(f"{where}: choices must differ, got {list(choices)}")
+    # As values: Optuna cannot tell 1, 1.0 and true apart.
+    if len(set(choices)) < len(choices):
+        raise ValueError(f"{where}: choices must differ (1, 1.0 and true are equal), got {list(choices)}")
     return CategoricalDistribution(choices)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedclust.directions import better
 from fedclust.report.files import write_json
-from tuning.blueprint import digest
+from tuning.blueprint import Blueprint, digest
 from tuning.parameters import Value
 from tuning.trial import COMPLETE, Runner
 
@@ -31,10 +31,12 @@ def repeat_best(
         say: Told what is being done.
 
     Returns:
-        {"params", "digest", "runs": one per seed, "table": metric → mean, sd, best, n}.
+        {"params", "digest", "runs": one per seed, "table": metric → mean, sd, best, n}. The file also has, under
+        "other_runs", those of seeds that were asked for at another time.
     """
     path = runner.directory / "repeats.json"
-    key = digest({**runner.blueprint.described(), "params": dict(values)})
+    key = _key(runner.blueprint, values)
+    set_aside(runner.directory, runner.blueprint, values)
     runs = {run["seed"]: run for run in _finished(path, key)}
     for seed in seeds:
         if seed not in runs:
@@ -46,9 +48,18 @@ def repeat_best(
                 "directory": outcome.directory, "seconds": outcome.seconds,
             }  # fmt: skip
         asked = [runs[number] for number in seeds if number in runs]
+        others = [run for number, run in sorted(runs.items()) if number not in seeds]
         report = {"params": dict(values), "digest": key, "runs": asked, "table": spread(asked)}
-        write_json(path, report)
+        write_json(path, {**report, "other_runs": others} if others else report)
     return report if seeds else {"params": dict(values), "digest": key, "runs": [], "table": {}}
+
+
+def set_aside(directory: Path, blueprint: Blueprint, values: Mapping[str, Value]) -> None:
+    """Renames a repeats.json of other parameters than the best ones, which would pass for theirs."""
+    path = directory / "repeats.json"
+    before = _read(path).get("digest")
+    if before is not None and before != _key(blueprint, values):
+        path.replace(directory / f"repeats_{before}.json")
 
 
 def spread(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -90,12 +101,21 @@ def repeats_table(report: Mapping[str, Any], label_metrics: Sequence[str]) -> li
     return lines
 
 
-def _finished(path: Path, key: str) -> list[dict[str, Any]]:
+def _key(blueprint: Blueprint, values: Mapping[str, Value]) -> str:
+    return digest({**blueprint.described(), "params": dict(values)})
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
-    runs = saved.get("runs", []) if saved.get("digest") == key else []
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def _finished(path: Path, key: str) -> list[dict[str, Any]]:
+    saved = _read(path)
+    runs = [*saved.get("runs", []), *saved.get("other_runs", [])] if saved.get("digest") == key else []
     return [run for run in runs if run["status"] == "completed"]
 
 

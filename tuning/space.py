@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,22 @@ class Space:
         return [parameter.override(values[parameter.name]) for parameter in self.parameters if parameter.name in values]
 
     def probes(self) -> Iterator[Values]:
-        """Points that between them have every parameter at both ends of its range, as far as conditions allow."""
-        seen: set[str] = set()
+        """Points that between them have every parameter at both ends of its range, and at each of its choices.
+
+        The first is at the lower ends, the second at the upper ones.
+        """
+        seen: set[tuple[str, Value]] = set()
         for end in ("low", "high"):
-            yield self._point(end, {}, seen)
+            yield self._point({}, seen, lambda parameter, end=end: parameter.end(end))
+
+        def unseen(parameter: Parameter) -> Value:
+            left = (value for value in parameter.probed() if (parameter.name, value) not in seen)
+            return next(left, parameter.end("high"))
+
         for parameter in self.parameters:
-            if parameter.name not in seen:
-                forced = self._forced(parameter)
-                for end in ("low", "high"):
-                    yield self._point(end, forced, seen)
+            for value in parameter.probed():
+                if (parameter.name, value) not in seen:
+                    yield self._point({**self._forced(parameter), parameter.name: value}, seen, unseen)
 
     def describe(self) -> dict[str, Any]:
         """Plain values, equal for spaces that search the same."""
@@ -62,12 +69,15 @@ class Space:
         """Name → Optuna's distribution."""
         return {parameter.name: parameter.distribution for parameter in self.parameters}
 
-    def _point(self, end: str, forced: Values, seen: set[str]) -> Values:
+    def _point(
+        self, forced: Values, seen: set[tuple[str, Value]], choose: Callable[[Parameter], Value]
+    ) -> Values:  # fmt: skip
         values: Values = {}
         for parameter in self.parameters:
             if parameter.active(values):
-                values[parameter.name] = forced.get(parameter.name, parameter.end(end))
-                seen.add(parameter.name)
+                name = parameter.name
+                values[name] = forced[name] if name in forced else choose(parameter)
+                seen.add((name, values[name]))
         return values
 
     def _forced(self, parameter: Parameter) -> Values:

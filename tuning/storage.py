@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import Any
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
 
 from tuning.locking import StudyLock
 
@@ -45,19 +48,38 @@ class StorageName:
         """
         if text is None:
             return cls(f"{JOURNAL}{directory / 'journal.log'}")
-        if (not text.startswith(JOURNAL) and "://" not in text) or text == JOURNAL or ":memory:" in text:
-            raise ValueError(
-                f"--storage must be journal:PATH or a database URL such as sqlite:///study.db, got {text!r}"
-            )
+        given = re.sub(r"(://[^/@]*?):[^@]*@", r"\1:***@", text)
+        wrong = f"--storage must be journal:PATH or a database URL such as sqlite:///study.db, got {given!r}"
+        if text.startswith(JOURNAL) and text != JOURNAL:
+            return cls(text)
+        try:
+            url = make_url(text)
+        except (ArgumentError, ValueError) as error:
+            raise ValueError(wrong) from error
+        if url.get_backend_name() == "sqlite" and _in_memory(url):
+            raise ValueError(f"{wrong}: a database in memory is lost with its process, and no other process sees it")
+        if url.get_backend_name() == "sqlite" and str(url.database).startswith("~"):
+            url = url.set(database=str(Path(str(url.database)).expanduser()))
+            return cls(url.render_as_string(hide_password=False))
         return cls(text)
+
+    @property
+    def shown(self) -> str:
+        """The name without the password, for files and messages."""
+        return self.url if self.url.startswith(JOURNAL) else make_url(self.url).render_as_string(hide_password=True)
 
     @property
     def file(self) -> Path | None:
         """The file that holds it, if it is one on this machine."""
         if self.url.startswith(JOURNAL):
             return Path(self.url.removeprefix(JOURNAL)).expanduser()
-        prefix, _, path = self.url.partition(":///")
-        return Path(path.partition("?")[0]) if prefix.startswith("sqlite") and path else None
+        url = make_url(self.url)
+        return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
+
+    def without_password(self, text: str) -> str:
+        """A text in which the password, if there is one, is not to be read."""
+        password = None if self.url.startswith(JOURNAL) else make_url(self.url).password
+        return text.replace(self.url, self.shown).replace(password, "***") if password else text
 
     def lock(self, directory: Path) -> StudyLock:
         """The lock of everybody on this machine who uses the storage: beside its file, else in the directory."""
@@ -76,8 +98,8 @@ class StorageName:
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ValueError(f"--storage {self.url}: cannot make {file.parent}: {error.strerror}") from error
-        with explained(self.url), warnings.catch_warnings():
+                raise ValueError(f"--storage {self.shown}: cannot make {file.parent}: {error.strerror}") from error
+        with explained(self), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.url.startswith(JOURNAL):
                 assert file is not None
@@ -89,18 +111,19 @@ class StorageName:
             try:
                 return RDBStorage(self.url, engine_kwargs=options)
             except ImportError as error:
-                raise ValueError(f"--storage {self.url}: the database's driver is not installed: {error}") from error
+                raise ValueError(f"--storage {self.shown}: the database's driver is not installed: {error}") from error
 
 
 @contextmanager
-def explained(url: str) -> Iterator[None]:
-    """Turns a database's errors into one sentence with a way out."""
+def explained(storage: StorageName) -> Iterator[None]:
+    """Turns a database's errors into one sentence with a way out and without the password."""
+    url = storage.shown
     try:
         yield
     except (StorageError, optuna.exceptions.DuplicatedStudyError, optuna.exceptions.TrialPruned):
         raise
     except Exception as error:
-        text = " ".join(" ".join(str(cause) for cause in _chain(error)).split())
+        text = storage.without_password(" ".join(" ".join(str(cause) for cause in _chain(error)).split()))
         if "database is locked" in text:
             raise StorageError(
                 f"--storage {url}: the database stayed locked for {_BUSY_SECONDS} s (several processes, or a "
@@ -113,6 +136,10 @@ def explained(url: str) -> Iterator[None]:
         if "sqlalchemy" in type(error).__module__ or isinstance(error, optuna.exceptions.StorageInternalError):
             raise StorageError(f"--storage {url}: {text[:300]}") from error
         raise
+
+
+def _in_memory(url: URL) -> bool:
+    return not url.database or ":memory:" in url.database or "memory" in str(url.query.get("mode", ""))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -20,7 +20,7 @@ from tuning.figures import draw_figures
 from tuning.ledger import Ledger, Settings, Task
 from tuning.locking import StudyLock
 from tuning.objectives import parse_objectives
-from tuning.repeat import repeat_best
+from tuning.repeat import repeat_best, set_aside
 from tuning.samplers import PRUNERS, SAMPLERS
 from tuning.space import Space, load_space
 from tuning.storage import StorageName
@@ -168,6 +168,7 @@ class Study:
         except BaseException:
             _remove_if_empty(directory)
             raise
+        blueprint.claim(directory)
         blueprint.write(directory)
         return Session(self, ledger, blueprint, directory, trials)
 
@@ -212,6 +213,8 @@ class Session:
         if self.study.figures and best is not None:
             summary["figures"], notes = draw_figures(self.ledger.study, self.blueprint, self.directory / "figures")
             summary["notes"] = [*summary["notes"], *notes]
+        if best is not None:
+            set_aside(self.directory, self.blueprint, best.params)
         if best is not None and self.study.repeats:
             repeats = repeat_best(self._runs(), best.params, range(self.study.repeats), say)
             summary["repeats"] = repeats["table"]

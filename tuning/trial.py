@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedclust.federation.backend import Backend
 from fedclust.launch.arguments import prepare
 from fedclust.launch.errors import explain
 from fedclust.launch.parser import FedclustCLI
@@ -86,8 +87,7 @@ class Runner:
 
     def repeat(self, values: Mapping[str, Value], name: str, seed: int) -> Outcome:
         """Fits a configuration under another seed and tests its selected round."""
-        overrides = [*self.blueprint.space.overrides(values), f"--seed_everything={seed}"]
-        return self._run(overrides, name, None)
+        return self._run(self.blueprint.under_seed(values, seed), name, None)
 
     def _run(self, overrides: Sequence[str], name: str, reporter: RoundReporter | None) -> Outcome:
         start = time.perf_counter()
@@ -111,6 +111,8 @@ class Runner:
                 raise Interrupted(run.outcome(FAILED, reason="interrupted", detail=detail)) from stop
             except Exception as error:
                 outcome = run.outcome(FAILED, reason="error", detail=f"{type(error).__name__}: {explain(error)}")
+            finally:
+                run.close()
         run.forget_checkpoints(keep_best=outcome.state == COMPLETE)
         return Outcome(**{**vars(outcome), "seconds": time.perf_counter() - start})
 
@@ -135,15 +137,24 @@ class _Run:
 
     def __init__(self) -> None:
         self.cli: FedclustCLI | None = None
+        self.data: Any = None
 
     def fit(self, arguments: list[str], name: str, reporter: RoundReporter | None, shared: Shared) -> None:
         """Fits; tests the selected round too where nobody watches the rounds."""
         prepared = prepare("fit", arguments)
         cli = self.cli = FedclustCLI("fit", prepared.arguments, name, [] if reporter is None else [reporter])
-        data = shared.data_for(cli.config, cli.datamodule)
+        data = self.data = shared.data_for(cli.config, cli.datamodule)
         cli.trainer.fit(cli.model, datamodule=data, **weights_only(cli.trainer.fit))
         if reporter is None:
             cli.test_selected(data)
+
+    def close(self) -> None:
+        """Ends what the run has beside this process: a backend keeps its workers for a test that no trial has."""
+        backend = None if self.cli is None else getattr(self.cli.model, "backend", None)
+        if isinstance(backend, Backend):
+            backend.close()
+        if self.data is not None:
+            self.data.trainer = None  # rows that are kept for the next run would keep this run's model with them
 
     def outcome(self, state: str, reason: str | None = None, detail: str | None = None) -> Outcome:
         """What the run recorded."""

@@ -184,7 +184,7 @@ class ClientModule(pl.LightningModule):
         work = LocalWork(epochs, batches, loss or self._terms_of_step, after_epoch)
         if isinstance(ctx, ClientContext) and ctx.together is not None:
             return ctx.together(self, ctx, work)
-        optimizer = ctx.fabric.setup_optimizers(self.local_optimizer())
+        optimizer = ctx.fabric.setup_optimizers(self._clippable(self.local_optimizer()))
         sums = EpochSums()
         run = LocalRun(self, ctx, work, sums)
         draws = seeded(ctx.seed_for("layers")) if self.draws_in_training else nullcontext()
@@ -192,6 +192,16 @@ class ClientModule(pl.LightningModule):
             for batch in run.batches():
                 sums.add(self._step(ctx, optimizer, work.loss, batch))
         return run.finish(self._all_finite)
+
+    def _clippable(self, optimizer: torch.optim.Optimizer, clips: bool = False) -> torch.optim.Optimizer:
+        """The optimiser, which leaves the undoing of a loss scale to the scaler if gradients are clipped.
+
+        Fused optimisers undo it within their step, after any clipping, and say so by this attribute; Lightning refuses
+        to clip for them. They step equally well where it was undone before.
+        """
+        if clips or self.max_grad_norm is not None:
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        return optimizer
 
     def _all_finite(self) -> bool:
         """Whether all that would be exchanged is finite, BatchNorm's statistics included."""
@@ -220,6 +230,11 @@ class ClientModule(pl.LightningModule):
         return dict(output)
 
     # -- under a plain Trainer ----------------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        """Has fused optimisers take part in clipping under a plain Trainer."""
+        for optimizer in self.trainer.optimizers:
+            self._clippable(optimizer, clips=self.trainer.gradient_clip_val is not None)
 
     def configure_gradient_clipping(
         self,

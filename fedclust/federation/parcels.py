@@ -1,16 +1,18 @@
-"""How a trip travels to a worker process and its outcome back: flat messages in shared memory, the rest in a pipe."""
+"""How a trip travels to a worker process and its outcome back: in shared memory, with a few numbers in a pipe."""
 
 from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
-from fedclust.federation.errors import Failure
-from fedclust.federation.message import Message, with_prefix
+from fedclust.federation.message import Message, Value, with_prefix
 from fedclust.federation.resident import Outcome, Trip
 from fedclust.federation.shared_memory import Reader, Segment, Written
 
-# A client may be sent to a worker while it works for another: two places for messages in each direction.
+# A client may be sent to a worker while it works for another: two places for messages in each direction. No more than
+# two orders and two reports are under way at a time, and everything of any size in them lies in shared memory, so both
+# always fit into the pipe: neither side ever waits for the other to read.
 SLOTS = 2
 
 
@@ -37,14 +39,19 @@ class Order:
 
 @dataclass(frozen=True)
 class Report:
-    """One client's outcome: where replies, state and secrets lie (`reply/ACTION/…`, `state/…`, `vault/…`)."""
+    """Where one client's outcome lies.
+
+    Attributes:
+        number: Number of the order.
+        client: Client id.
+        written: Replies, state and secrets (`reply POSITION/…`, `state/…`, `vault/…`), or the failure and its error.
+        actions: Names of the actions that were done; None if the trip failed.
+    """
 
     number: int
     client: int
-    written: Written | None
-    actions: list[str]
-    failure: Failure | None
-    error: bytes | None
+    written: Written
+    actions: list[str] | None
 
 
 def pack_trip(number: int, trip: Trip, shared: tuple[int, Written], segment: Segment) -> Order:
@@ -66,19 +73,20 @@ def open_trip(order: Order, shared: Message, own: Message) -> Trip:
 def pack_outcome(number: int, outcome: Outcome, segment: Segment) -> Report:
     """Writes replies, state and secrets; of a failed trip only the failure goes back."""
     if outcome.failure is not None:
-        return Report(number, outcome.client, None, [], outcome.failure, _packed(outcome.error))
+        failed: Message = {"failure": pickle.dumps(outcome.failure), "error": _packed(outcome.error)}
+        return Report(number, outcome.client, segment.write(failed), None)
     message = {**with_prefix("state", outcome.state), **with_prefix("vault", outcome.vault)}
     for position, reply in enumerate(outcome.replies.values()):
         message |= with_prefix(f"reply {position}", reply)
-    return Report(number, outcome.client, segment.write(message), list(outcome.replies), None, None)
+    return Report(number, outcome.client, segment.write(message), list(outcome.replies))
 
 
 def open_outcome(report: Report, reader: Reader, slot: str) -> Outcome:
     """The outcome that a report stands for."""
-    if report.written is None:
-        error = None if report.error is None else pickle.loads(report.error)
-        return Outcome(report.client, {}, {}, failure=report.failure, error=error)
     message = reader.read(report.written, slot)
+    if report.actions is None:
+        failure, error = (_unpacked(message[name]) for name in ("failure", "error"))
+        return Outcome(report.client, {}, {}, failure=failure, error=error)
     replies = {name: _below(f"reply {position}", message) for position, name in enumerate(report.actions)}
     return Outcome(report.client, replies, _below("state", message), _below("vault", message))
 
@@ -96,3 +104,7 @@ def _packed(error: Exception | None) -> bytes | None:
     except Exception:  # an exception class may do anything when it is pickled
         return None
     return packed
+
+
+def _unpacked(packed: Value) -> Any:
+    return pickle.loads(packed) if isinstance(packed, bytes) else None

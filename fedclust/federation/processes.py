@@ -43,7 +43,7 @@ class Processes(Backend):
         threads: torch's intra-op threads of every worker; see `Backend`.
         on_failure: "raise" or "skip"; see `Backend`. A client whose worker died twice counts as failed.
         state_budget_mb: Client state kept in memory; see `Backend`.
-        retries: How often a client is asked again in one trip after its worker died.
+        retries: How often a client is asked again in one trip after its worker died while it worked for this client.
 
     Raises:
         ValueError: For numbers out of range.
@@ -126,12 +126,13 @@ class Processes(Backend):
                     if report is not None:
                         yield open_outcome(report, worker.reader, f"slot {worker.slot_of(report.number)}")
                         continue
-                    for client in self._lost(pool, worker):
-                        tries[client] += 1
-                        if tries[client] <= self.retries:
-                            waiting.appendleft(client)
-                        else:
-                            yield self._given_up(client, actions, worker)
+                    first, *queued = self._lost(pool, worker)
+                    waiting.extendleft(reversed(queued))  # not begun yet, so no fault of theirs
+                    tries[first] += 1
+                    if tries[first] <= self.retries:
+                        waiting.appendleft(first)
+                    else:
+                        yield self._given_up(first, actions, worker)
             done = True
         finally:
             if not done:
@@ -170,5 +171,6 @@ class Processes(Backend):
         return clients
 
     def _given_up(self, client: int, actions: list[str], worker: Worker) -> Outcome:
-        text = f"its worker process died ({worker.end()}), {self.retries + 1} times in this trip"
+        times = "once" if not self.retries else f"{self.retries + 1} times"
+        text = f"its worker process died ({worker.end()}), {times} in this trip"
         return Outcome(client, {}, {}, failure=Failure(client, self.round, actions[0], text, ""))

@@ -24,19 +24,29 @@ _SMALLEST, _LARGEST = 16, 40
 
 @dataclass(frozen=True)
 class Written:
-    """Where the values of one message lie; small enough for a pipe.
+    """Where a message lies; of the same few bytes in a pipe, whatever the message.
 
     Attributes:
-        segment: Name of the shared memory; empty if the message has neither tensors nor arrays.
-        plain: Values that are neither, by name.
-        arrays: Name → (whether it is a tensor, dtype, shape, strides in elements, offset in bytes, size in bytes).
-        names: All names, in the message's order.
+        segment: Name of the shared memory; empty for an empty message.
+        offset: Where the message's list of contents begins, in bytes.
+        size: Bytes of that list.
     """
 
     segment: str
-    plain: dict[str, Value]
-    arrays: dict[str, tuple[bool, Any, tuple[int, ...], tuple[int, ...], int, int]]
-    names: tuple[str, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Where one large value lies: its type, and of tensors and arrays the form."""
+
+    kind: type
+    offset: int
+    size: int
+    dtype: Any = None
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
 
 
 class Segment:
@@ -54,27 +64,25 @@ class Segment:
 
     def write(self, message: Mapping[str, Value]) -> Written:
         """Writes a message; returns where it lies."""
-        arrays: dict[str, tuple[bool, Any, tuple[int, ...], tuple[int, ...], int, int]] = {}
+        if not message:
+            return Written("", 0, 0)
+        contents: dict[str, _Block | Value] = {}
         sources: list[tuple[int, np.ndarray[Any, Any]]] = []
-        plain: dict[str, Value] = {}
         end = 0
         for name, value in message.items():
-            if not isinstance(value, Tensor | np.ndarray):
-                plain[name] = value
+            if not isinstance(value, Tensor | np.ndarray | bytes):
+                contents[name] = value
                 continue
-            dense = _dense(value)
-            content = _content(dense)
-            strides = dense.stride() if isinstance(dense, Tensor) else ()
-            is_tensor = isinstance(value, Tensor)
-            arrays[name] = (is_tensor, dense.dtype, tuple(dense.shape), strides, end, content.nbytes)
+            contents[name], content = _block(value, end)
             sources.append((end, content))
             end += -(-content.nbytes // _ALIGNMENT) * _ALIGNMENT
-        if not arrays:
-            return Written("", plain, {}, tuple(message))
-        memory = self._at_least(end)
-        for offset, content in sources:
+        # The list of contents is in shared memory too: a pipe has room for a few kilobytes, and whoever sends more
+        # waits for a reader. Two processes that send to each other would then wait for ever.
+        listed = np.frombuffer(pickle.dumps(contents), np.uint8)
+        memory = self._at_least(end + listed.nbytes)
+        for offset, content in [*sources, (end, listed)]:
             _place(memory, offset, content.nbytes)[...] = content
-        return Written(memory.name, plain, arrays, tuple(message))
+        return Written(memory.name, end, listed.nbytes)
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -115,19 +123,11 @@ class Reader:
             written: Where it lies.
             slot: Name of the segment's place; a new segment in the same place closes the one before it.
         """
-        message: Message = {}
-        memory = self._memory(written.segment, slot) if written.segment else None
-        for name in written.names:
-            if name in written.plain:
-                message[name] = written.plain[name]
-                continue
-            assert memory is not None
-            is_tensor, dtype, shape, strides, offset, size = written.arrays[name]
-            value: Tensor | np.ndarray[Any, Any]
-            value = torch.empty_strided(shape, strides, dtype=dtype) if is_tensor else np.empty(shape, dtype)
-            _content(value)[...] = _place(memory, offset, size)
-            message[name] = value
-        return message
+        if not written.segment:
+            return {}
+        memory = self._memory(written.segment, slot)
+        contents: dict[str, _Block | Value] = pickle.loads(_place(memory, written.offset, written.size).tobytes())
+        return {name: _value(memory, found) if isinstance(found, _Block) else found for name, found in contents.items()}
 
     def close(self) -> None:
         """Lets go of all memory that was read from."""
@@ -150,6 +150,30 @@ def _name(prefix: str, bits: int) -> str:
 
 def _place(memory: SharedMemory, offset: int, size: int) -> np.ndarray[Any, Any]:
     return np.ndarray((size,), np.uint8, memory.buf, offset)
+
+
+def _block(value: Tensor | np.ndarray[Any, Any] | bytes, offset: int) -> tuple[_Block, np.ndarray[Any, Any]]:
+    """How a value will lie at an offset, and its bytes, (n,) uint8."""
+    if isinstance(value, bytes):
+        return _Block(bytes, offset, len(value)), np.frombuffer(value, np.uint8)
+    dense = _dense(value)
+    content = _content(dense)
+    kind, strides = (Tensor, dense.stride()) if isinstance(dense, Tensor) else (np.ndarray, ())
+    return _Block(kind, offset, content.nbytes, dense.dtype, tuple(dense.shape), strides), content
+
+
+def _value(memory: SharedMemory, block: _Block) -> Tensor | np.ndarray[Any, Any] | bytes:
+    """A copy of the value that lies there."""
+    content = _place(memory, block.offset, block.size)
+    if block.kind is bytes:
+        return content.tobytes()
+    value: Tensor | np.ndarray[Any, Any]
+    if block.kind is Tensor:
+        value = torch.empty_strided(block.shape, block.strides, dtype=block.dtype)
+    else:
+        value = np.empty(block.shape, block.dtype)
+    _content(value)[...] = content
+    return value
 
 
 def _dense(value: Tensor | np.ndarray[Any, Any]) -> Tensor | np.ndarray[Any, Any]:

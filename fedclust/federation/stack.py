@@ -120,8 +120,9 @@ class Stack:
             ) from error
 
     def _clip(self, max_norm: float) -> None:
-        """`torch.nn.utils.clip_grad_norm_`, for every client by itself."""
-        gradients = [tensor.grad for tensor in self._tensors.values() if tensor.grad is not None]
+        """`torch.nn.utils.clip_grad_norm_` of what the optimiser changes, for every client by itself."""
+        tensors = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
+        gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         if not gradients:
             return
         norms = torch.stack([torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in gradients])

@@ -49,6 +49,21 @@ def test_clipping_is_per_client(connect: Any, clip: float) -> None:
     assert_close(ask(connect(Vectorised(), Net(clip=clip))), ask(connect(InProcess(), Net(clip=clip))))
 
 
+class HalfTrained(Net):
+    """Its optimiser has the last layer only; the first one's gradients are large."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net[2].parameters(), lr=0.1)  # type: ignore[index]
+
+    def terms(self, batch: Any, factor: float = 1.0) -> dict[str, torch.Tensor]:
+        terms = super().terms(batch, factor)
+        return {**terms, "loss": terms["loss"] + 1000 * self.net[0].weight.square().sum()}  # type: ignore[index]
+
+
+def test_clipping_minds_only_what_the_optimiser_has(connect: Any) -> None:
+    assert_close(ask(connect(Vectorised(), HalfTrained(clip=0.1))), ask(connect(InProcess(), HalfTrained(clip=0.1))))
+
+
 def test_clipping_that_only_some_clients_need(connect: Any, monkeypatch: Any) -> None:
     norms: dict[int, list[float]] = {}
     original = Net._step

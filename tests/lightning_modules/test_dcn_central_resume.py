@@ -49,3 +49,16 @@ def test_validation_sees_the_centres_that_the_checkpoint_holds(tmp_path: Path) -
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
     found = trainer.validate(module, datamodule=data, ckpt_path=tmp_path / "last.ckpt", verbose=False)[0]
     assert found["val/dbi"] == pytest.approx(metrics["val/dbi"], rel=1e-6)
+
+
+def test_central_training_runs_in_half_precision_at_default_settings(tmp_path: Path) -> None:
+    data = FederatedDataModule("digits", Iid(2), seed=0)
+    module = DCN(10, [8], 3, pretrain_epochs=1, batch_size=512)
+    assert module.max_grad_norm == 1.0
+    trainer = pl.Trainer(
+        max_epochs=2, accelerator="cpu", devices=1, precision="bf16-mixed", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data)
+    assert all(bool(torch.isfinite(value).all()) for value in module.exchanged().values())
+    assert float(trainer.callback_metrics["train/recon"]) < 0.25

@@ -75,10 +75,6 @@ def test_values_as_strict_json_has_them():
     assert value_of(dbi, {"val/recon": 1.0}, ()) is None
 
 
-def test_better_and_worst():
+def test_the_worst_value():
     least, most = Objective("a", "min"), Objective("a", "max")
-    assert least.better(1, 2)
-    assert most.better(2, 1)
-    assert not least.better(math.nan, 1)
-    assert not most.better(math.nan, 1)
     assert (least.worst, most.worst) == (math.inf, -math.inf)

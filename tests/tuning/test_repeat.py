@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tuning.repeat import repeat_best, repeats_table, spread
+from tuning.repeat import repeat_best, repeats_table, set_aside, spread
 from tuning.trial import Outcome
 
 
@@ -65,3 +65,25 @@ def test_the_table_marks_labels(runs):
     lines = repeats_table(repeat_best(runs, {"x": 1}, range(2), lambda text: None), ["acc"])
     assert any("test/acc" in line and line.endswith("uses labels") for line in lines)
     assert any("val/dbi" in line and not line.endswith("labels") for line in lines)
+
+
+def test_fewer_seeds_than_before_forget_none(runs, tmp_path):
+    repeat_best(runs, {"x": 1}, range(2), lambda text: None)
+    runs.failing = set()
+    repeat_best(runs, {"x": 1}, range(4), lambda text: None)
+    few = repeat_best(runs, {"x": 1}, (1, 4), lambda text: None)
+    assert [run["seed"] for run in few["runs"]] == [1, 4]
+    assert few["table"]["val/dbi"]["n"] == 2
+    assert repeat_best(runs, {"x": 1}, range(5), lambda text: None)["table"]["val/dbi"]["n"] == 5
+    assert runs.asked == [0, 1, 2, 3, 4]
+    assert "other_runs" not in json.loads((tmp_path / "repeats.json").read_text())
+
+
+def test_repeats_of_another_best_trial_are_set_aside(runs, tmp_path):
+    old = repeat_best(runs, {"x": 1}, range(2), lambda text: None)
+    set_aside(tmp_path, runs.blueprint, {"x": 1})
+    assert (tmp_path / "repeats.json").is_file()
+    set_aside(tmp_path, runs.blueprint, {"x": 2})
+    assert not (tmp_path / "repeats.json").exists()
+    assert json.loads((tmp_path / f"repeats_{old['digest']}.json").read_text()) == old
+    set_aside(tmp_path, runs.blueprint, {"x": 2})

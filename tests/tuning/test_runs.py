@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small_study import SMALL, SPACE
+from small_study import ALGORITHM, SMALL, SPACE
 
 from fedclust.algorithms.feddcn import FedDCN
 from fedclust.cli import main
+from fedclust.federation.backend import InProcess
 from tuning.blueprint import make_blueprint
 from tuning.objectives import parse_objectives
 from tuning.pruning import Pruned
 from tuning.space import load_space
+from tuning.study import Study
 from tuning.trial import Interrupted, Runner
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -118,6 +120,21 @@ def test_a_pruned_run_stops_after_the_round_and_leaves_no_checkpoint(made):
     assert str(Pruned(3)) == "pruned after round 3"
 
 
+def test_every_trial_ends_its_backend_and_lets_go_of_its_trainer(made, monkeypatch):
+    runner, closed = made(), []
+    monkeypatch.setattr(InProcess, "close", lambda self: closed.append(self), raising=False)
+    assert runner.trial(VALUES, "trial_0", lambda number, values: False).state == "complete"
+    assert runner.trial(VALUES, "trial_1", lambda number, values: True).state == "pruned"
+
+    def fail(number, values):
+        raise ValueError("no luck")
+
+    assert runner.trial(VALUES, "trial_2", fail).state == "failed"
+    assert len(closed) == len(set(closed)) == 3
+    assert runner.shared.data_reused == 2
+    assert runner.shared._data[1].trainer is None
+
+
 def test_loss_adds_the_unweighted_terms(made):
     runner = made("loss")
     assert runner.blueprint.terms == ("train/recon", "train/clust", "train/geom")
@@ -135,6 +152,13 @@ def test_loss_adds_the_unweighted_terms(made):
     assert float(logged[-1]["train/loss"]) == pytest.approx(weighted, rel=1e-4)
     selected = json.loads((Path(outcome.directory) / "summary.json").read_text())["selected_round"]
     assert outcome.values == (reported[selected - 1],)
+
+
+@pytest.mark.parametrize("choices", [[0.01, 0.0], [0.0, 0.01]])
+def test_what_loss_means_does_not_depend_on_the_order_of_choices(made, choices):
+    weight = {f"{ALGORITHM}cluster_weight": {"kind": "categorical", "choices": choices}}
+    blueprint = made("loss", {"parameters": weight}).blueprint
+    assert sorted(blueprint.terms) == ["train/clust", "train/geom", "train/recon"]
 
 
 def test_errors_collapses_and_values_that_are_not_finite_fail_the_trial(made, monkeypatch):
@@ -184,3 +208,16 @@ def test_what_is_reused_changes_no_bit(made, quick_umap):
     assert shared.shared.counts()["data_reused"] == 1
     assert "test/acc" in other_seed.metrics
     assert other_seed.metrics["val/dbi"] != first.metrics["val/dbi"]
+
+
+def test_two_studies_do_not_share_a_directory(tmp_path):
+    def study(storage, *more):
+        return Study("feddcn_digits", SPACE, name="one", storage=storage, overrides=[*SMALL, *more], progress=False)
+
+    study(None).prepare(1)
+    base = Path("runs/one/base.yaml").read_text()
+    assert base.startswith("# study ")
+    with pytest.raises(ValueError, match=r"runs/one is the directory of a study with another.*--study-name"):
+        study("sqlite:///other.db", "--trainer.max_epochs=3").prepare(1)
+    assert Path("runs/one/base.yaml").read_text() == base
+    study(None, "--trainer.enable_progress_bar=false").prepare(1)

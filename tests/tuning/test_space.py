@@ -112,7 +112,7 @@ def test_conditions():
     assert points[0] == {"kind": "a"}
     assert points[1] == {"kind": "b", "deep": 2, "deeper": 1.0}
     hidden = parse_space(space(m__kind=CHOICE, m__a={**FLOAT, "when": {"kind": "a"}}, m__b=FLOAT), "space")
-    assert {"kind": "a", "a": 1.0, "b": 1.0} not in list(hidden.probes())
+    assert {"kind": "a", "a": 1.0, "b": 1.0} in list(hidden.probes())  # the upper end, which no other point has
     assert {"kind": "a", "a": 0.0, "b": 0.0} in list(hidden.probes())
 
 
@@ -120,6 +120,20 @@ def test_a_parameter_that_no_end_has_is_probed_too():
     three = {"kind": "categorical", "choices": ["a", "b", "c"]}
     found = parse_space(space(m__kind=three, m__only={**FLOAT, "when": {"kind": ["b"]}}), "space")
     assert list(found.probes())[2:] == [{"kind": "b", "only": 0.0}, {"kind": "b", "only": 1.0}]
+
+
+def test_every_choice_is_probed_and_several_at_once():
+    entries = {
+        "m.a": {"kind": "categorical", "choices": [1, 2, 3, 4, 5]},
+        "m.b": {"kind": "layers", "choices": ["1", "2", "3"]},
+        "m.c": {**CHOICE, "when": {"a": [3]}},
+    }  # fmt: skip
+    points = list(parse_space({"parameters": entries}, "space").probes())
+    assert points[:2] == [{"a": 1, "b": "1"}, {"a": 5, "b": "3"}]
+    assert {point["a"] for point in points} == {1, 2, 3, 4, 5}
+    assert {point["b"] for point in points} == {"1", "2", "3"}
+    assert {point["c"] for point in points if "c" in point} == {"a", "b"}
+    assert len(points) == 6
 
 
 def test_shipped_spaces_are_found_by_name():
@@ -153,3 +167,25 @@ def test_pa_cfl_draws_nothing_that_has_no_effect():
     if "radius" in found:
         assert list(found["radius"].when["similarity"]) == ["fastdtw"]
     assert not found.keys() & {"epsilon", "delta", "noise"}
+
+
+@pytest.mark.parametrize("choices", [[1, True], [1, 1.0], [0, "a", False], ["a", "a"]])
+def test_choices_that_optuna_cannot_tell_apart_are_refused(choices):
+    with pytest.raises(ValueError, match=r"s: m\.x: choices must differ"):
+        parse_space({"parameters": {"m.x": {"kind": "categorical", "choices": choices}}}, "s")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "step", "values"),
+    [(0, 0.9, 0.3, [0, 0.3, 0.6, 0.9]), (0, 1, 0.3, [0, 0.3, 0.6, 0.9]), (0.1, 0.7, 0.2, [0.1, 0.3, 0.5, 0.7]),
+     (-1, 1, 0.5, [-1, -0.5, 0, 0.5, 1]), (1e-5, 3e-5, "1e-5", [1e-5, 2e-5, 3e-5]),
+     (0.9, 1.2, 0.3, [0.9, 1.2])],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_a_range_with_a_step_has_both_ends(low, high, step, values):
+    space = parse_space({"parameters": {"model.x": {"kind": "float", "low": low, "high": high, "step": step}}}, "s")
+    (found,) = space.parameters
+    assert (found.end("low"), found.end("high")) == (values[0], values[-1])
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    drawn = {space.suggest(study.ask())["x"] for _ in range(80)}
+    assert sorted(drawn) == pytest.approx(values)
