@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from threadpoolctl import threadpool_limits
 
 # Libraries read these once, when they start.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -15,6 +18,20 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def set_threads(threads: int) -> None:
+    """Sets the threads of libraries in this process, those that are loaded already (not torch's own) and later ones.
+
+    Args:
+        threads: Threads of each library.
+    """
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
+    threadpool_limits(limits=threads)
+    numba = sys.modules.get("numba")
+    if numba is not None:
+        # Its pool has the size that it was loaded with; this says how many of them work.
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
 @contextmanager

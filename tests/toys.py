@@ -78,6 +78,19 @@ class ToyClient(ClientModule):
         return {"threads": torch.get_num_threads()}
 
     @action
+    def all_threads(self, message: Message, ctx: ClientContext) -> Message:
+        """Threads of every library where the client works."""
+        import numba
+        from threadpoolctl import threadpool_info
+
+        pools = {int(pool["num_threads"]) for pool in threadpool_info()}
+        return {
+            "pools": torch.tensor(sorted(pools)),
+            "torch": torch.get_num_threads(),
+            "numba": numba.get_num_threads(),
+        }
+
+    @action
     def whisper(self, message: Message, ctx: ClientContext) -> Message:
         """Counts in the vault how often it was asked; client 1 fails where told to."""
         known = ctx.vault.get("key", 0)

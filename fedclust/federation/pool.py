@@ -11,7 +11,6 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from fedclust.cores import thread_variables
 from fedclust.federation.errors import FederationError
 from fedclust.federation.parcels import SLOTS, Order, Report, pack_trip
 from fedclust.federation.resident import Trip
@@ -54,8 +53,7 @@ class Worker:
         context = _context()
         ours, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs,), name=f"fedclust-worker-{number}", daemon=True)
-        with thread_variables(setup.threads):
-            self.process.start()
+        self.process.start()
         theirs.close()
         self.connection: Connection[Any, Any] = ours
         self.connection.send(replace(setup, memory=self._memory))

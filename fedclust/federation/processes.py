@@ -40,7 +40,7 @@ class Processes(Backend):
 
     Args:
         workers: Number of worker processes; "auto" takes the cores of this machine divided by `threads`.
-        threads: torch's intra-op threads of every worker; see `Backend`.
+        threads: Threads of every worker; None gives each as many as torch has in this process.
         on_failure: "raise" or "skip"; see `Backend`. A client whose worker died twice counts as failed.
         state_budget_mb: Client state kept in memory; see `Backend`.
         retries: How often a client is asked again in one trip after its worker died while it worked for this client.
@@ -146,7 +146,7 @@ class Processes(Backend):
                 data=SharedClients(resident.data),
                 seed=resident.seed,
                 precision=resident.precision,
-                threads=self.threads,
+                threads=self.threads or torch.get_num_threads(),
                 settings=torch_settings(),
             )
             self._pool = Pool(min(self.n_workers, resident.data.n_clients), setup)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedclust.cores import set_threads
 from fedclust.federation.message import Message
 from fedclust.federation.parcels import SLOTS, Order, Report, open_trip, pack_outcome
 from fedclust.federation.resident import Resident
@@ -29,7 +30,7 @@ class Setup:
         data: All clients' rows, in shared memory.
         seed: The run's seed.
         precision: Lightning's name of the precision.
-        threads: torch's intra-op threads; None leaves torch's setting.
+        threads: Threads of torch and of all other libraries.
         settings: Settings of torch that change results.
         memory: Start of the names of the memory that the worker writes into; each worker has its own.
     """
@@ -38,7 +39,7 @@ class Setup:
     data: SharedClients
     seed: int
     precision: str
-    threads: int | None
+    threads: int
     settings: dict[str, Any]
     memory: str = ""
 
@@ -102,8 +103,9 @@ class _Desk:
             segment.close()
 
     def _set_up(self, setup: Setup) -> None:
-        if setup.threads is not None:
-            torch.set_num_threads(setup.threads)
+        # Here and not by variables at the start: the process that workers fork from has loaded the libraries already.
+        set_threads(setup.threads)
+        torch.set_num_threads(setup.threads)
         torch.set_float32_matmul_precision(setup.settings["matmul"])
         torch.use_deterministic_algorithms(setup.settings["deterministic"])
         torch.set_default_dtype(setup.settings["dtype"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -15,19 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
 
 from fedclust.cores import available_cores
 from fedclust.federation.backend import InProcess
-from fedclust.federation.errors import ClientError, Failure
+from fedclust.federation.errors import ClientError
 from fedclust.federation.message import digest
-from fedclust.federation.parcels import pack_outcome, pack_trip
 from fedclust.federation.processes import Processes
-from fedclust.federation.resident import Outcome, Trip
-from fedclust.federation.shared_memory import Reader, Segment, SharedClients, picklable, remove_segment
 
 CPU = torch.device("cpu")
 SHM = Path("/dev/shm")
@@ -113,12 +108,23 @@ def test_skip_goes_on_without_the_client_whose_worker_dies(connected: Any, tmp_p
 
 @contextmanager
 def at_most(seconds: float, backend: Processes) -> Iterator[None]:
-    """Kills the workers of a backend that hangs, so that its question ends with an error."""
-    timer = threading.Timer(seconds, lambda: [worker.process.kill() for worker in backend._pool._workers])
-    timer.daemon = True
-    timer.start()
-    yield
-    timer.cancel()
+    """Kills the workers of a backend that hangs, one after the other, so that its question ends with failures."""
+    done = threading.Event()
+
+    def end() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            wait = 1.0
+            for worker in list(backend._pool._workers if backend._pool else ()):
+                worker.process.kill()
+
+    thread = threading.Thread(target=end, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("fail", [False, True])
@@ -135,21 +141,6 @@ def test_large_bytes_both_ways_block_nobody(connected: Any, fail: bool) -> None:
         assert all(reply == {"blob": blob[::-1], "text": "x" * len(blob)} for reply in replies.values())
     assert [failure.message[:16] for failure in backend.failures] == ["ValueError: long"] * (2 if fail else 0)
     assert backend.vaults[1] == {"kept": blob}
-
-
-def test_what_goes_through_the_pipe_is_small_whatever_is_sent() -> None:
-    segment = Segment()
-    failure = Failure(1, 2, "act", "text " * 100_000, "trace " * 100_000)
-    names = {f"a rather long name of a value, number {number}": number for number in range(10_000)}
-    trip = Trip(1, 2, ["act"], {**names, "blob": bytes(10**6), "text": "x" * 10**6}, {"x": bytes(10**6)})
-    try:
-        shared = segment.write({"x": torch.ones(10), **names})
-        order = pack_trip(2**40, trip, (7, shared), segment)
-        done = pack_outcome(2**40, Outcome(1, {"act": {**names, "blob": bytes(10**6)}}, {}), segment)
-        failed = pack_outcome(2**40, Outcome(1, {}, {}, failure=failure, error=ValueError("x" * 10**6)), segment)
-        assert all(len(pickle.dumps(sent)) < 1000 for sent in (order, done, failed))
-    finally:
-        segment.close()
 
 
 def test_a_failure_ends_the_work_of_all_others_at_once(connected: Any) -> None:
@@ -181,6 +172,20 @@ def test_more_threads_than_cores_are_refused_before_anything_starts(connected: A
     cores = available_cores()
     with pytest.raises(ValueError, match=rf"{cores + 1} workers of 1 threads are {cores + 1} threads.*{cores} cores"):
         connected(workers=cores + 1)
+
+
+@pytest.mark.skipif(available_cores() < 2, reason="needs two cores")
+def test_threads_are_those_of_this_run_not_of_the_first_one(connected: Any) -> None:
+    before = torch.get_num_threads()
+    try:
+        for threads, found in ((1, 1), (2, 2), (None, 2), (1, 1)):
+            torch.set_num_threads(2)
+            backend = connected(workers=1, threads=threads)
+            reply = backend.ask("all_threads", {0: {}})[0]
+            backend.close()
+            assert (reply["pools"].tolist(), reply["torch"], reply["numba"]) == ([found], found, found)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_gpu_is_refused(connected: Any) -> None:
@@ -251,59 +256,3 @@ def test_nothing_is_left_of_an_interrupted_run(tmp_path: Path, end: signal.Signa
     while time.monotonic() < deadline and any(name for name in segments()):
         time.sleep(0.1)
     assert segments() == set()
-
-
-# -- shared memory --------------------------------------------------------------------------------------------------
-
-
-def test_messages_come_back_as_they_were() -> None:
-    message = {
-        "a": torch.arange(6, dtype=torch.int16).reshape(2, 3), "empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5),
-        "half": torch.ones(3, dtype=torch.bfloat16), "complex": torch.ones(2, dtype=torch.complex64),
-        "flags": torch.tensor([True, False]), "array": np.arange(4.0).reshape(2, 2).T, "none": None, "text": "grüß",
-        "point": np.array(3), "number": 3, "bytes": b"abc", "no bytes": b"",
-        "last": torch.zeros(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-        "every second": torch.arange(10)[::2], "wide": torch.zeros(1).expand(4),
-    }  # fmt: skip
-    segment, reader = Segment(), Reader()
-    try:
-        for _ in range(2):
-            read = reader.read(segment.write(message), "slot")
-            assert list(read) == list(message)
-            for name, value in message.items():
-                assert type(read[name]) is type(value)
-                assert digest(read[name]) == digest(value)
-        assert read["last"].is_contiguous(memory_format=torch.channels_last)
-        message["large"] = torch.ones(100_000)
-        assert torch.equal(reader.read(segment.write(message), "slot")["large"], message["large"])
-    finally:
-        reader.close()
-        segment.close()
-
-
-def test_what_a_killed_process_wrote_can_be_removed() -> None:
-    segment = Segment("fctest")
-    segment.write({"x": torch.ones(50_000)})
-    assert "fctest-18" in segments() or not SHM.is_dir()
-    remove_segment("fctest")
-    assert "fctest-18" not in segments()
-
-
-def test_rows_are_shared_in_place(blobs: Any) -> None:
-    data = blobs((4, 6))
-    before = [data.client(client).train.x.clone() for client in range(2)]
-    shared = SharedClients(data)
-    assert len(shared._tensors) <= 6
-    for client in range(2):
-        own, there = data.client(client), shared.client(client)
-        assert torch.equal(own.train.x, before[client])
-        assert own.train.x.data_ptr() == there.train.x.data_ptr()
-        assert own.train.x.is_shared()
-        for split in ("train", "val", "test"):
-            assert torch.equal(getattr(own, split).y, getattr(there, split).y)
-            assert np.array_equal(getattr(own, split).rows, getattr(there, split).rows)
-
-
-def test_what_cannot_be_pickled_is_named() -> None:
-    with pytest.raises(TypeError, match="the thing cannot be sent"):
-        picklable(lambda: 0, "the thing")
