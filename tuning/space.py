@@ -49,8 +49,8 @@ class Space:
         The first is at the lower ends, the second at the upper ones.
         """
         seen: set[tuple[str, Value]] = set()
-        for end in ("low", "high"):
-            yield self._point({}, seen, lambda parameter, end=end: parameter.end(end))
+        yield self._point({}, seen, lambda parameter: parameter.end("low"))
+        yield self._point({}, seen, lambda parameter: parameter.end("high"))
 
         def unseen(parameter: Parameter) -> Value:
             left = (value for value in parameter.probed() if (parameter.name, value) not in seen)
