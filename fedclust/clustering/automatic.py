@@ -12,6 +12,8 @@ from fedclust.clustering.checks import as_distances
 from fedclust.clustering.linkage import Labels, average_linkage_cuts, silhouette
 
 LOW_VARIATION = 0.25
+# Equal distances up to noise give a few hundredths, whatever K.
+STRUCTURE = 0.1
 # Relative to the largest distance: no more than what float32 means make of equal distances.
 _EQUAL = 1e-6
 
@@ -39,9 +41,10 @@ def automatic_clusters(distances: Any) -> AutomaticClusters:
     """Average-linkage clusters with the number of the highest silhouette, ties to fewer clusters (FMCL).
 
     The paper gives no window for K. Here: where the distances vary little (coefficient of variation below .25) it is
-    2 … max(2, ⌈√N⌉), else 2 … min(N − 1, ⌈N/2⌉). Where its largest K is the best one it is doubled, up to N − 1, until
-    that is no longer so: many groups without a common class are nearly all equally far apart. No silhouette above 0,
-    equal distances, or two clients and fewer: one cluster.
+    2 … max(2, ⌈√N⌉), else 2 … min(N − 1, ⌈N/2⌉). Where its largest K is the best one, with a silhouette above .1 (below
+    that there is no structure to speak of), it is doubled, up to N − 1, until that is no longer so: many groups without
+    a common class are nearly all equally far apart. No silhouette above 0, equal distances, or two clients and fewer:
+    one cluster.
 
     Args:
         distances: (N, N) symmetric, at least 0, exactly 0 on the diagonal.
@@ -69,7 +72,7 @@ def automatic_clusters(distances: Any) -> AutomaticClusters:
         if curve[best] <= 0:
             reason = "no number of clusters has a silhouette above 0"
             return AutomaticClusters(np.zeros(n, dtype=np.int64), 1, curve, variation, reason)
-        if best < highest or highest == n - 1:
+        if best < highest or highest == n - 1 or curve[best] <= STRUCTURE:
             return AutomaticClusters(cuts[best], best, curve, variation)
         highest = min(2 * highest, n - 1)
 
