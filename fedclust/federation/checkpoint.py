@@ -11,6 +11,7 @@ from zipfile import ZipFile
 
 import numpy as np
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fedclust.data.content import same_content
 from fedclust.data.tables import SPLITS, Scaling
@@ -49,6 +50,16 @@ def export(loop: FederatedLoop) -> dict[str, Any]:
         "failures": [vars(failure) for failure in loop.backend.failures],
         "client_values": {client: dict(values) for client, values in loop.server.client_values.items()},
     }
+
+
+def save_start(loop: FederatedLoop) -> None:
+    """Saves `start.ckpt` beside the checkpoints that the Trainer keeps, if it keeps any."""
+    keepers = [callback for callback in loop.trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    if loop.server.quick or not keepers:
+        return
+    keepers.sort(key=lambda keeper: keeper.filename != "last")  # the run's own, before a configured one
+    directory = keepers[0].dirpath or str(Path(loop.trainer.default_root_dir) / "checkpoints")
+    loop.trainer.save_checkpoint(Path(directory) / "start.ckpt")
 
 
 def restore(loop: FederatedLoop, saved: Mapping[str, Any]) -> State:

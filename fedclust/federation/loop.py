@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from fedclust.data.loading import Steps
 from fedclust.data.tables import SPLITS
@@ -107,6 +105,10 @@ class FederatedLoop(pl.LightningModule):
             rows.append({"client": client, **sizes, **groups, **self.server.client_values.get(client, {})})
         return rows
 
+    def tables(self) -> dict[str, list[dict[str, float]]]:
+        """Tables of the method's own, by name; none before there is a state."""
+        return {} if self._state is None else self.algorithm.tables(self._state)
+
     # -- setting up ---------------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[Any]:
@@ -178,7 +180,7 @@ class FederatedLoop(pl.LightningModule):
             self.client.initialize(self.resolved_seed)
             self._state = self.algorithm.start(self.server)
         self.backend.traffic.since_mark()
-        self._save_start()
+        checkpoint.save_start(self)
 
     # -- rounds -------------------------------------------------------------------------------------------------
 
@@ -284,14 +286,6 @@ class FederatedLoop(pl.LightningModule):
         empty = [client for client in range(n_clients) if client not in self.server.sizes]
         if empty:
             self.server.note(f"clients {empty} hold no training rows and are left out of every stage")
-
-    def _save_start(self) -> None:
-        keepers = [callback for callback in self.trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
-        if self.server.quick or not keepers:
-            return
-        keepers.sort(key=lambda keeper: keeper.filename != "last")  # the run's own, before a configured one
-        directory = keepers[0].dirpath or str(Path(self.trainer.default_root_dir) / "checkpoints")
-        self.trainer.save_checkpoint(Path(directory) / "start.ckpt")
 
 
 def _planted(data: Any) -> dict[int, int] | None:

@@ -273,8 +273,7 @@ class RunRecorder(Callback):
         first = ["client", "name", "group", "train", "val", "test"]
         others = sorted({name for row in rows for name in row} - set(first))
         write_csv(self.directory / "clients.csv", rows, [*first, *others])
-        state = getattr(module, "_state", None)
-        for name, table in (module.algorithm.tables(state) if state is not None else {}).items():
+        for name, table in (module.tables() if hasattr(module, "tables") else {}).items():
             if table:
                 write_csv(self.directory / f"{name}.csv", table, list(table[0]))
 
