@@ -13,7 +13,8 @@ EfficientNet-Lite0 at 96 px (pip install 'fedclust[encoders]'; encoding takes mi
 Partitions: groups (five label groups {0,1} … {8,9}), dirichlet_0.1, dirichlet_0.5. Methods: fmcl (K by silhouette),
 fmcl_fixed (K = 5), fmcl_plain (without overlap scaling), fedavg, local_only. Figures are the last round's, on each
 client's own test part, mean over clients and worst client; AUC leaves out clients with one class. Finished runs are
-kept in the JSON and skipped.
+kept in the JSON and skipped. Linear heads train together (Vectorised), which is two to three times as fast here and
+gives the same figures.
 """
 
 from __future__ import annotations
@@ -27,7 +28,17 @@ from typing import Any
 import common
 import torch
 
-from fedclust import FMCL, Dirichlet, Encoded, FedAvg, FederatedDataModule, FederatedLoop, InProcess, LocalOnly
+from fedclust import (
+    FMCL,
+    Dirichlet,
+    Encoded,
+    FedAvg,
+    FederatedDataModule,
+    FederatedLoop,
+    InProcess,
+    LocalOnly,
+    Vectorised,
+)
 from fedclust.data.partition import LabelGroups, Partition
 from lightning_modules import FMCLClient
 from lightning_modules.encoders import EfficientNetLite0, Encoder, RandomKaimingEncoder
@@ -72,7 +83,7 @@ def run(key: tuple[Any, ...], options: argparse.Namespace) -> dict[str, Any]:
     client = FMCLClient(
         frozen if options.cnn else None, "cnn" if options.cnn else "linear", lr=options.lr, batch_size=64
     )
-    loop = FederatedLoop(algorithm, client, InProcess())
+    loop = FederatedLoop(algorithm, client, InProcess() if options.cnn else Vectorised())
     trainer = common.make_trainer(options.rounds, "32-true", options.work / "_".join(map(str, key)), [])
     trainer.fit(loop, datamodule=data)
     trainer.test(loop, datamodule=data, verbose=False)
