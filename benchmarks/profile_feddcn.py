@@ -26,7 +26,7 @@ from reproduce_feddcn import versions
 from torch.profiler import ProfilerActivity, profile
 
 from fedclust import Dirichlet, FedDCN, FederatedDataModule, FederatedLoop, InProcess
-from fedclust.federation.batches import Cycle, shuffled_batches
+from fedclust.federation.batches import Cycle, gathered, shuffled_batches
 from fedclust.federation.context import WorkContext, make_fabric
 from lightning_modules import DCN
 from lightning_modules.dcn_plan import LossWeights
@@ -57,9 +57,9 @@ class LocalStep:
         for rows in shuffled_batches(len(self.x), self.module.batch_size, self.ctx.rng("c")):
             drawn = embed.take(len(rows))
             yield {
-                "x": torch.cat([self.x[rows], self.synthetic[join.take(len(rows))]]),
-                "geometry_x": self.synthetic[drawn],
-                "target": self.geometry[drawn],
+                "x": gathered((self.x, rows), (self.synthetic, join.take(len(rows)))),
+                "geometry_x": gathered((self.synthetic, drawn)),
+                "target": gathered((self.geometry, drawn)),
             }
 
     def library(self) -> int:

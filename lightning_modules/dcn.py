@@ -10,7 +10,7 @@ import torch
 
 from fedclust.clustering.lloyd import nearest as nearest_rows
 from fedclust.clustering.synthetic import cluster_spread, count_points
-from fedclust.federation.batches import Cycle, shuffled_batches
+from fedclust.federation.batches import Cycle, gathered, shuffled_batches
 from fedclust.federation.client import Batch, action
 from fedclust.federation.context import ClientContext, WorkContext
 from fedclust.federation.message import Message, Value, read_int, tensors_under, with_prefix
@@ -128,13 +128,11 @@ class DCN(CentralDCN):
 
         def batches(epoch: int) -> Iterator[Batch]:
             for rows in shuffled_batches(len(x), self.batch_size, rng):
-                batch = {"x": x[rows.to(ctx.device)]}
-                if augment is not None:
-                    joined = synthetic[augment.take(len(rows)).to(ctx.device)]
-                    batch["x"] = torch.cat([batch["x"], joined])
+                joined = [] if augment is None else [(synthetic, augment.take(len(rows)))]
+                batch = {"x": gathered((x, rows), *joined)}
                 if embed is not None:
-                    drawn = embed.take(len(rows)).to(ctx.device)
-                    batch |= {"geometry_x": synthetic[drawn], "target": geometry[drawn]}
+                    drawn = embed.take(len(rows))
+                    batch |= {"geometry_x": gathered((synthetic, drawn)), "target": gathered((geometry, drawn))}
                 yield batch
 
         epochs = read_int(message, "epochs")

@@ -13,7 +13,7 @@ import torch
 from fedclust.checks import choice, positive, positive_int
 from fedclust.clustering.geometry import umap_embedding
 from fedclust.clustering.kmeans import KMeansResult, kmeans
-from fedclust.federation.batches import shuffled_batches
+from fedclust.federation.batches import gathered, shuffled_batches
 from fedclust.federation.client import Batch, ClientModule, LocalFit, Terms
 from fedclust.federation.context import WorkContext
 from fedclust.federation.padding import mask_of, mean_over_rows, mean_squared_error
@@ -193,8 +193,8 @@ class DCNBase(ClientModule):
 
         def batches(epoch: int) -> Iterator[Batch]:
             for rows in shuffled_batches(len(x), self.batch_size, rng):
-                rows = rows.to(ctx.device)
-                yield {"x": x[rows]} if target is None else {"x": x[rows], "target": target[rows]}
+                batch = {"x": gathered((x, rows))}
+                yield batch if target is None else batch | {"target": gathered((target, rows))}
 
         return self._alternate(ctx, x, plan, batches, n_neighbors)
 

@@ -25,6 +25,23 @@ def shuffled_batches(n_rows: int, batch_size: int, generator: torch.Generator) -
         yield order[start:stop]
 
 
+def gathered(*parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rows of one or several tables below each other, each copied once.
+
+    Args:
+        *parts: Table (n, …) and int64 indices (m,) into it; all tables have the same width, type and device. Indices
+            may lie on the CPU.
+    """
+    table, first = parts[0]
+    if len(parts) == 1:
+        return table.index_select(0, first.to(table.device))
+    counts = [len(rows) for _, rows in parts]
+    out = table.new_empty((sum(counts), *table.shape[1:]))
+    for place, (source, rows) in zip(torch.split(out, counts), parts, strict=True):
+        torch.index_select(source, 0, rows.to(source.device), out=place)
+    return out
+
+
 class Cycle:
     """Draws any number of row indices from an endless sequence of shuffled passes.
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedclust.federation.batches import Cycle, shuffled_batches
+from fedclust.federation.batches import Cycle, gathered, shuffled_batches
 from fedclust.federation.cohort import Cohorts
 
 CLIENTS = [0, 2, 3, 7, 9, 11]
@@ -101,3 +101,18 @@ def test_too_few_clients_are_refused_with_both_numbers() -> None:
         Cohorts(cohort_size=5).check(3)
     with pytest.raises(ValueError, match=r"no client holds any training row"):
         Cohorts().check(0)
+
+
+def test_gathered_rows_are_those_of_their_tables_and_share_no_memory() -> None:
+    one, other = torch.rand(7, 3, 2), torch.rand(5, 3, 2)
+    rows, others = torch.tensor([6, 0, 6]), torch.tensor([4])
+    both = gathered((one, rows), (other, others))
+    assert torch.equal(both, torch.cat([one[rows], other[others]]))
+    assert torch.equal(gathered((one, rows)), one[rows])
+    both.zero_()
+    assert one.min() > 0
+
+
+def test_gathered_refuses_rows_that_are_not_there() -> None:
+    with pytest.raises(IndexError, match="out of range"):
+        gathered((torch.rand(4, 2), torch.tensor([1])), (torch.rand(4, 2), torch.tensor([4])))
