@@ -13,6 +13,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_warn
 
 from fedclust.report.files import write_csv, write_json, write_text
+from fedclust.report.pictures import draw_curve
 from fedclust.report.selection import Monitor, best_checkpoint, checkpoint_round, choose_monitor, uses_labels
 from fedclust.report.summary import Counts, counts, empty_summary
 
@@ -276,6 +277,9 @@ class RunRecorder(Callback):
         for name, table in (module.tables() if hasattr(module, "tables") else {}).items():
             if table:
                 write_csv(self.directory / f"{name}.csv", table, list(table[0]))
+                picture = self.directory / f"{name}.png"
+                if not picture.exists():
+                    draw_curve(table, f"{type(module.algorithm).__name__}: {name}", picture)
 
     def _write_summary(self) -> None:
         if self.directory is not None:

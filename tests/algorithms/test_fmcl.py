@@ -66,6 +66,7 @@ def test_a_run_writes_the_curve_and_three_figures_per_client(tmp_path: Any) -> N
     with (tmp_path / "run" / "curve.csv").open() as file:
         curve = [(int(row["clusters"]), float(row["silhouette"])) for row in csv.DictReader(file)]
     assert curve == [(int(k), score) for k, score in result.state.curve.tolist()]
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
     with (tmp_path / "run" / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     for name, mean, worst in (("acc", "acc_mean", "acc_worst"), ("f1", "f1_macro", "f1_worst")):
