@@ -10,7 +10,7 @@ from torch import nn
 
 from fedclust.checks import choice, non_negative, positive, positive_int
 from fedclust.data.tables import Table
-from fedclust.federation.batches import shuffled_batches
+from fedclust.federation.batches import gathered, shuffled_batches
 from fedclust.federation.client import Batch, ClientModule, LocalFit, Terms, action
 from fedclust.federation.context import ClientContext, WorkContext
 from fedclust.federation.errors import NonFiniteOutputsError
@@ -197,8 +197,7 @@ class Classifier(ClientModule):
 
         def batches(epoch: int) -> Iterator[Batch]:
             for rows in shuffled_batches(len(x), self.batch_size, rng):
-                index = rows.to(ctx.device)
-                yield {"x": x[index], "y": y[index]}
+                yield {"x": gathered((x, rows)), "y": gathered((y, rows))}
 
         return self.fit_locally(ctx, epochs, batches=batches)
 

@@ -34,7 +34,8 @@ def gathered(*parts: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     """
     table, first = parts[0]
     if len(parts) == 1:
-        return table.index_select(0, first.to(table.device))
+        index = first.to(table.device)
+        return table.index_select(0, index) if table.is_contiguous() else table[index]  # which keeps channels-last
     counts = [len(rows) for _, rows in parts]
     out = table.new_empty((sum(counts), *table.shape[1:]))
     for place, (source, rows) in zip(torch.split(out, counts), parts, strict=True):

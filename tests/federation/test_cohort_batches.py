@@ -116,3 +116,10 @@ def test_gathered_rows_are_those_of_their_tables_and_share_no_memory() -> None:
 def test_gathered_refuses_rows_that_are_not_there() -> None:
     with pytest.raises(IndexError, match="out of range"):
         gathered((torch.rand(4, 2), torch.tensor([1])), (torch.rand(4, 2), torch.tensor([4])))
+
+
+def test_gathered_images_stay_channels_last() -> None:
+    images = torch.rand(5, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    rows = torch.tensor([3, 1])
+    assert torch.equal(gathered((images, rows)), images[rows])
+    assert gathered((images, rows)).is_contiguous(memory_format=torch.channels_last)
