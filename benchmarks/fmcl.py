@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -62,17 +63,24 @@ def partition(name: str, clients: int) -> Partition:
     return Dirichlet(clients, float(name.removeprefix("dirichlet_")), min_size=20)
 
 
+@lru_cache(maxsize=1)
+def rows_of(
+    encoded: str, dealt: str, clients: int, seed: int, dataset: str, root: str | None, pixels: bool
+) -> tuple[FederatedDataModule, Encoder | None]:
+    """The dealt rows, which all methods of a cell share, and the encoder."""
+    frozen = encoder(encoded)
+    source: Any = dataset if frozen is None or pixels else Encoded(dataset, frozen, root=root)
+    data = FederatedDataModule(
+        source, partition(dealt, clients), root=root, seed=seed, val_fraction=0.0,
+        scale="auto" if source is dataset else "standard",
+    )  # fmt: skip
+    return data, frozen
+
+
 def run(key: tuple[Any, ...], options: argparse.Namespace) -> dict[str, Any]:
     """One run."""
     method, encoded, dealt, clients, seed = key
-    frozen = encoder(encoded)
-    source: Any = options.dataset
-    if frozen is not None and not options.cnn:
-        source = Encoded(options.dataset, frozen, root=options.root)
-    data = FederatedDataModule(
-        source, partition(dealt, clients), root=options.root, seed=seed, val_fraction=0.0,
-        scale="auto" if options.cnn or frozen is None else "standard",
-    )  # fmt: skip
+    data, frozen = rows_of(encoded, dealt, clients, seed, options.dataset, options.root, options.cnn)
     algorithm = {
         "fmcl": lambda: FMCL(options.epochs),
         "fmcl_fixed": lambda: FMCL(options.epochs, n_clusters=5),
@@ -153,8 +161,8 @@ def main() -> None:
         for encoded in options.encoders
         for dealt in options.partitions
         for clients in options.clients
-        for method in options.methods
         for seed in options.seeds
+        for method in options.methods
     ]
     for key in [] if options.table else keys:
         name = "/".join(map(str, key))
