@@ -85,6 +85,9 @@ def federate(
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise ValueError(f"rounds must be a positive integer, not {rounds!r}")
     _check_parts(algorithm, client, data)
+    if backend is not None and not isinstance(backend, Backend):
+        found = f"the class {backend.__name__}" if isinstance(backend, type) else repr(backend)
+        raise TypeError(f"backend must be an instance of Backend such as fedclust.Processes(), not {found}")
     if directory is not None and Path(directory).exists() and not Path(directory).is_dir():
         raise ValueError(f"directory {str(directory)!r} is a file")
     if directory is not None and Path(directory).is_dir() and any(Path(directory).iterdir()):

@@ -78,8 +78,8 @@ class Result:
         """The cluster of a client that was not there; how it is found, the method's documentation says.
 
         Args:
-            new_client: The client's rows as for `predict`, a pair (rows, labels as the source had them), a `Table` with
-                class indices, or a `ClientData`.
+            new_client: The client's rows as for `predict`, a pair (rows, labels as the source had them), a `Table` or
+                a `ClientData`, whose class indices are matched by the class names that they carry.
 
         Raises:
             ValueError: If the method does not group clients, needs labels, or the rows do not fit.

@@ -81,7 +81,9 @@ def _check_encoder(encoder: Any) -> None:
     # Loading looks at the class, which must therefore have the first two.
     places = {"encode": type(encoder), "fingerprint": type(encoder), "init_args": encoder}
     missing = [text for name, text in _NEEDED.items() if not hasattr(places[name], name)]
-    if isinstance(encoder, (str, type)) or len(missing) == len(_NEEDED):
+    if isinstance(encoder, type):
+        raise ValueError(f"encoder must be an encoder, not the class {encoder.__name__}: write {encoder.__name__}()")
+    if isinstance(encoder, str) or len(missing) == len(_NEEDED):
         raise ValueError(f"encoder must be an encoder such as those of lightning_modules.encoders, got {encoder!r}")
     if missing:
         raise ValueError(f"encoder {type(encoder).__name__} lacks " + "; ".join(missing))

@@ -103,9 +103,11 @@ def check_available(objectives: Iterable[Objective], terms: Sequence[str], known
         needed = terms if objective.name == LOSS else [objective.name]
         missing = [name for name in needed if name not in names]
         if missing:
+            there = ", ".join(sorted(names)) + (f", and loss = {' + '.join(terms)}" if terms else "")
+            hint = "; for a method that learns classes say --objective acc_mean" if "val/acc_mean" in names else ""
             raise NoSuchMetricError(
                 f"objective {objective.name!r}: {', '.join(missing)} will not be logged by this configuration; there "
-                f"are {', '.join(sorted(names))}" + (f", and loss = {' + '.join(terms)}" if terms else "")
+                f"are {there}{hint}"
             )
 
 

@@ -15,7 +15,7 @@ from fedclust.checks import positive_int
 from fedclust.data.feature_cache import AUTO, FeatureCache, feature_key
 from fedclust.data.prepare import scale_inputs
 from fedclust.data.sources import SourceLoader, load_source
-from fedclust.data.tables import Source, Table
+from fedclust.data.tables import Source
 
 _CHUNK = 1024
 
@@ -97,6 +97,9 @@ class Encoded(SourceLoader):
         n_components: int | None = None,
         cache_dir: str | Path | None = AUTO,
     ) -> None:
+        if isinstance(encoder, type):
+            name = encoder.__name__
+            raise ValueError(f"encoder must be an encoder, not the class {name}: write {name}()")
         if not isinstance(encoder, Encoder):
             raise ValueError(
                 f"encoder must have encode(x) and fingerprint, as those in lightning_modules.encoders, got {encoder!r}"
@@ -140,8 +143,8 @@ class Encoded(SourceLoader):
         return replace(
             raw,
             name=name,
-            train=Table(torch.from_numpy(x), raw.train.y, raw.train.rows),
-            test=Table(torch.from_numpy(x_test), raw.test.y, raw.test.rows),
+            train=replace(raw.train, x=torch.from_numpy(x)),
+            test=replace(raw.test, x=torch.from_numpy(x_test)),
             scaling=scaling,
             encoder={
                 "source": raw.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedclust.arrays import array_of
-from fedclust.data.tables import ClientData, Scaling, Table
+from fedclust.data.tables import SPLITS, ClientData, Scaling, Table
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,31 @@ class Inputs:
         """A client's rows, all of them for training.
 
         Args:
-            new_client: Rows, a pair (rows, labels as the source had them), a `Table` with class indices, or a
-                `ClientData`, which is taken as it is.
+            new_client: Rows, a pair (rows, labels as the source had them), a `Table` or a `ClientData`. Labels of the
+                last two are indices into the class names that they carry, and are renumbered where those are others.
 
         Raises:
             ValueError: If rows or labels do not fit, or there is no row.
         """
         if isinstance(new_client, ClientData):
-            data = new_client
+            data = replace(new_client, **{split: self._renumbered(getattr(new_client, split)) for split in SPLITS})
         else:
             x, y = new_client if isinstance(new_client, tuple) and len(new_client) == 2 else (new_client, None)
-            table = x if isinstance(x, Table) else self._table(x, y)
+            table = self._renumbered(x) if isinstance(x, Table) else self._table(x, y)
             none = table.select(slice(0, 0))
             data = ClientData(table, none, none)
         if not len(data.train):
             raise ValueError("the new client has no row")
         return data
+
+    def _renumbered(self, table: Table) -> Table:
+        """A table whose class indices are the model's; another data module may have counted other classes."""
+        if table.y is None or table.class_names is None or self.class_names is None or not len(table):
+            return table
+        if list(table.class_names) == self.class_names:
+            return table
+        names = np.array(table.class_names, dtype=object)[table.y.numpy()]
+        return replace(table, y=self._labels(names, len(table)), class_names=tuple(self.class_names))
 
     def _table(self, x: Any, y: Any) -> Table:
         rows = self.rows(x)

@@ -83,8 +83,8 @@ def build_source(raw: RawData, *, scale: str = "auto", layout: str = "auto", tes
     train_x, test_x, scaling = scale_inputs(raw.name, x, x_test, scale)
     return Source(
         name=raw.name,
-        train=_table(train_x, y, train),
-        test=_table(test_x, y_test, test),
+        train=_table(train_x, y, train, class_names),
+        test=_table(test_x, y_test, test, class_names),
         class_names=class_names,
         ids=None if raw.ids is None else raw.ids[train],
         test_ids=test_ids,
@@ -249,7 +249,7 @@ def scale_inputs(name: str, x: AnyArray, x_test: AnyArray, scale: str) -> tuple[
     return scaled, scaled_test, as_they_are
 
 
-def _table(x: AnyArray, y: AnyArray | None, rows: AnyArray) -> Table:
+def _table(x: AnyArray, y: AnyArray | None, rows: AnyArray, class_names: list[str] | None) -> Table:
     inputs: Tensor = torch.from_numpy(np.ascontiguousarray(x))
     labels = None if y is None else torch.from_numpy(np.ascontiguousarray(y, dtype=np.int64))
-    return Table(inputs, labels, rows.astype(np.int64))
+    return Table(inputs, labels, rows.astype(np.int64), None if class_names is None else tuple(class_names))

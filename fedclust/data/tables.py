@@ -22,6 +22,7 @@ class Table:
         x: Inputs, float32, shape ``(n, *input_shape)``.
         y: Class indices 0..C-1, int64, shape ``(n,)``; None when the data has no labels.
         rows: Row numbers in the source's own table, int64, shape ``(n,)``.
+        class_names: Name of each class index in the source; None where that is not known.
 
     Raises:
         ValueError: If a field has the wrong type or the fields differ in length.
@@ -30,6 +31,7 @@ class Table:
     x: Tensor
     y: Tensor | None
     rows: IntArray
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.x, Tensor) or self.x.dtype != torch.float32 or self.x.ndim < 2:
@@ -49,10 +51,12 @@ class Table:
     def select(self, indices: Indices) -> Table:
         """The rows at these positions, in this order. A slice gives views that share memory; all else copies."""
         if isinstance(indices, slice):
-            return Table(self.x[indices], None if self.y is None else self.y[indices], self.rows[indices])
+            labels = None if self.y is None else self.y[indices]
+            return Table(self.x[indices], labels, self.rows[indices], self.class_names)
         positions = np.asarray(indices, dtype=np.int64)
         where = torch.from_numpy(positions)
-        return Table(self.x[where], None if self.y is None else self.y[where], self.rows[positions])
+        labels = None if self.y is None else self.y[where]
+        return Table(self.x[where], labels, self.rows[positions], self.class_names)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ ROWS = {
     "privacy/delta": "for both",
 }
 _COUNTS = ("clusters/pre", "clusters/final", "test/auc_users")
+_MOST_NOTES = 12
 _NOT_SHOWN = ("test/collapsed", "test/latent_variance")
 
 
@@ -112,7 +113,10 @@ def _aligned(rows: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _notes(notes: Sequence[str]) -> list[str]:
-    return [f"  note: {note}" for note in notes]
+    lines = [f"  note: {note}" for note in notes[:_MOST_NOTES]]
+    if len(notes) > _MOST_NOTES:
+        lines.append(f"  and {len(notes) - _MOST_NOTES} more notes: summary.json has all (in Python: result.notes)")
+    return lines
 
 
 def metrics_table(summary: Summary) -> str:

@@ -273,7 +273,7 @@ def test_an_encoder_that_no_checkpoint_could_name_is_refused_at_once(attributes:
     own = type("Own", (), attributes)
     with pytest.raises(ValueError, match=text):
         FMCLClient(own(), network="mlp")
-    with pytest.raises(ValueError, match="must be an encoder such as those"):
+    with pytest.raises(ValueError, match=r"not the class Doubler: write Doubler\(\)"):
         FMCLClient(Doubler, network="mlp")  # type: ignore[arg-type]
 
 
