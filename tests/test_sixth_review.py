@@ -13,7 +13,7 @@ from fedclust.data.inputs import Inputs
 from fedclust.data.tables import ClientData, Table
 from fedclust.report.summary import empty_summary
 from fedclust.report.table import results_table
-from lightning_modules import Classifier, FMCLClient
+from lightning_modules import Classifier, FLAMECHEClient, FMCLClient
 from lightning_modules.encoders import RandomKaimingEncoder
 
 CLASSES = ["cat", "cow", "dog", "hen"]
@@ -91,3 +91,13 @@ def test_many_notes_do_not_bury_the_table() -> None:
     lines = results_table(summary).splitlines()
     assert sum(line.startswith("  note: ") for line in lines) == 12
     assert lines[-1].startswith("  and 18 more notes")
+
+
+@pytest.mark.parametrize("n_init", [None, 2])
+def test_several_starts_of_protected_sums_are_noted(n_init: int | None) -> None:
+    data = fedclust.FederatedDataModule("digits", fedclust.Iid(4), transform=fedclust.Rotations([0, 180]), seed=0)
+    result = fedclust.federate(
+        fedclust.FLAMECHE(2, n_init=n_init, round_epochs=0, aggregation="secure_sum"),
+        FLAMECHEClient("small_cnn"), data, rounds=1, progress=False,
+    )  # fmt: skip
+    assert any(note.startswith("n_init is 2: with protected sums") for note in result.notes) == (n_init == 2)

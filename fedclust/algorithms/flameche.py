@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedclust.algorithms.cluster_models import ClusterModelAlgorithm, Models, repeated
 from fedclust.algorithms.flameche_state import FLAMECHEState, matching, require_same, sizes
-from fedclust.algorithms.flameche_sums import combinations, only, survivors_only, without_exposure
+from fedclust.algorithms.flameche_sums import combinations, only, survivors_only, warn_of_starts, without_exposure
 from fedclust.algorithms.groups import group_metrics
 from fedclust.algorithms.summing import require_two_clients, sum_over_clients
 from fedclust.checks import choice, positive, positive_int
@@ -76,6 +76,7 @@ class FLAMECHE(ClusterModelAlgorithm):
         """Refuses more clusters than clients, and protected sums of one client."""
         if self.protected:
             require_two_clients(server)
+            warn_of_starts(server, self.n_init)
         if self.n_clusters > len(server.clients):
             raise ValueError(f"n_clusters is {self.n_clusters}, but only {len(server.clients)} clients hold rows")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedclust.federation.algorithm import Server
 from fedclust.privacy.aggregation import TooFewClients
 from fedclust.privacy.exposure import determined, extended
 
@@ -51,6 +52,15 @@ def without_exposure(known: Tensor, before: Tensor, after: Tensor, n_clusters: i
         held.append(min(candidates, key=lambda client: len(exposed(without(after, client)))))
         after = without(after, held[-1])
     return after, sorted(held)
+
+
+def warn_of_starts(server: Server, n_init: int) -> None:
+    """Notes that several starts tell the server more, so that more moves have to be held back."""
+    if n_init > 1:
+        server.note(
+            f"n_init is {n_init}: with protected sums every start gives the server equations of its own, so that soon "
+            "few clients may move; n_init=null (in Python None) takes one start"
+        )
 
 
 def only(coefficients: Tensor, clients: Sequence[int]) -> Tensor:
