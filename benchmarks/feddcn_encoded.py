@@ -1,12 +1,13 @@
 """FedDCN on features of a frozen encoder: Fashion-MNIST through EfficientNet-Lite0, beside pixels and the paper.
 
-    python benchmarks/feddcn_encoded.py --scenarios iid,noniid --clients 5,20 --seeds 0,1
+    python benchmarks/feddcn_encoded.py --scenarios iid,noniid --clients 5,20 --seeds 0,1 --rounds 40
     python benchmarks/feddcn_encoded.py --table
 
 Settings are those of configs/feddcn_fashion_encoded.yaml; iid is Dirichlet 1000, noniid Dirichlet 0.5. Runs stop and
 are selected by the label-free validation Davies-Bouldin index, as in reproduce_feddcn.py, whose results are the rows
-"on pixels". k-means: scikit-learn's on the pooled training features, ten starts, test rows assigned to its centres. The
-encoder needs pip install 'fedclust[encoders]'; its features take some minutes, once (kept in $FEDCLUST_CACHE).
+"on pixels". k-means: scikit-learn's on the pooled training features, ten starts, test rows assigned to its centres.
+Committed runs end after 40 rounds at most. The encoder needs pip install 'fedclust[encoders]'; its features take some
+minutes, once (kept in $FEDCLUST_CACHE).
 """
 
 from __future__ import annotations
