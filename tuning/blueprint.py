@@ -206,6 +206,11 @@ def _refuse(arguments: Sequence[str]) -> None:
     for flag, reason in _REFUSED.items():
         if value_of(flag, arguments) is not None or flag in arguments:
             raise ValueError(f"fedclust tune does not take {flag}: {reason}")
+    if not any(flag.partition("=")[0] in ("-c", "--config") or flag.startswith("--model") for flag in arguments):
+        raise ValueError(
+            "fedclust tune needs a configuration: --config NAME or --config FILE (fedclust configs lists those that "
+            "come with the package)"
+        )
 
 
 def _loss_terms(methods: Sequence[Any]) -> tuple[str, ...]:

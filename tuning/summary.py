@@ -20,6 +20,7 @@ from tuning.objectives import label_note
 from tuning.processes import alive
 
 _SHOWN_FAILURES = 5
+_TRIALS_PER_PARAMETER = 5
 
 
 def count_trials(trials: Sequence[FrozenTrial]) -> dict[str, Any]:
@@ -139,10 +140,9 @@ def table(summary: Mapping[str, Any]) -> list[str]:
         shown = ", ".join(f"{name} {share:.2f}" for name, share in found.items())
         lines.append(f"  importances  of {objective}: {shown}")
     saved = summary["saved"]
-    lines.append(
-        f"  saved        embeddings {saved['embeddings_reused']} of "
-        f"{saved['embeddings_reused'] + saved['embeddings_computed']} reused, data {saved['data_reused']} times reused"
-    )
+    embeddings = saved["embeddings_reused"] + saved["embeddings_computed"]
+    again = f"embeddings {saved['embeddings_reused']} of {embeddings} reused, " if embeddings else ""
+    lines.append(f"  saved        {again}data {saved['data_reused']} times reused")
     return lines + [f"  note: {text}" for text in summary["notes"]]
 
 
@@ -184,7 +184,16 @@ def _importances(study: optuna.Study, blueprint: Blueprint) -> tuple[dict[str, d
         if not shares:
             return None, ["importances could not be computed: no parameter is common to all complete trials"]
         found[str(objective)] = {name: float(share) for name, share in shares.items()}
-    return plain(found), []
+    return plain(found), _few(study, found)
+
+
+def _few(study: optuna.Study, found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """A note where importances rest on less than five complete trials per parameter."""
+    complete = len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+    most = max(map(len, found.values()))
+    if complete >= _TRIALS_PER_PARAMETER * most:
+        return []
+    return [f"importances rest on {complete} complete trials for {most} parameters: a hint at best"]
 
 
 def has_spread(study: optuna.Study, index: int) -> bool:

@@ -34,6 +34,20 @@ def test_a_space_that_does_not_fit_is_refused_before_any_trial(command, tmp_path
     assert not Path("runs").exists()
 
 
+def test_a_study_needs_a_configuration(command):
+    code, _, err = command("--space", "feddcn")
+    assert code == 2
+    assert "fedclust tune needs a configuration: --config NAME" in err
+    assert "--ckpt_path" not in err
+
+
+def test_the_default_objective_of_a_classifier_is_refused_with_one_that_works(command):
+    code, _, err = command("--config", "fmcl_digits", "--space", "fmcl", "--trials", "1")
+    assert code == 2
+    assert "val/dbi will not be logged" in err
+    assert "say --objective acc_mean" in err
+
+
 def test_usage_mistakes(command):
     for arguments, words in (
         (["--space", "feddcn", "--objective", "val/dbj:min"], ["'val/dbj'", "val/dbi", "val/silhouette"]),

@@ -62,9 +62,19 @@ def test_study_json(studied):
     shown = "\n".join(table(summary))
     for words in (
         "8 of 8: 5 complete, 1 pruned, 2 failed (2 collapsed)", "uses no labels", "trial 1: collapsed", "importances",
-        "x = ",
+        "x = ", "saved        data ",
     ):  # fmt: skip
         assert words in shown
+
+
+def test_importances_of_few_trials_say_so(studied, monkeypatch):
+    book = studied()  # five complete trials
+    counted = len(summarise(book, 8, 1.5, "completed")["importances"]["val/dbi:min"])
+    monkeypatch.setattr("tuning.summary._TRIALS_PER_PARAMETER", 5 // counted)
+    assert not any(note.startswith("importances rest") for note in summarise(book, 8, 1.5, "completed")["notes"])
+    monkeypatch.setattr("tuning.summary._TRIALS_PER_PARAMETER", 6)
+    notes = summarise(book, 8, 1.5, "completed")["notes"]
+    assert f"importances rest on 5 complete trials for {counted} parameters: a hint at best" in notes
 
 
 def test_trials_csv(studied):
