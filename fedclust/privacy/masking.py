@@ -33,25 +33,36 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def pair_key(private: bytes, public: bytes, purpose: str, round: int, one: int, two: int) -> bytes:
-    """The key of one purpose that two clients share: HKDF-SHA256 of their X25519 agreement.
+class PairKeys:
+    """The keys that the owner of a private key shares with others: HKDF-SHA256 of their X25519 agreements.
+
+    Loading a private key costs as much as an agreement, so one object serves all the pairs of a step.
 
     Args:
-        private: Of one of them.
-        public: Of the other one.
-        purpose: ``"mask"`` or ``"seal"``.
-        round: Number of the round.
-        one: Id of one of them, in an order on which both agree.
-        two: Id of the other one.
-
-    Raises:
-        ValueError: naming both, for a public key whose agreement with every private key is the same.
+        private: Of the owner, 32 bytes.
     """
-    try:
-        agreed = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:
-        raise ValueError(f"clients {one} and {two} cannot agree on a key: a public key is of low order") from error
-    return derive_key(agreed, purpose, round, one, two)
+
+    def __init__(self, private: bytes) -> None:
+        self._private = X25519PrivateKey.from_private_bytes(private)
+
+    def key(self, public: bytes, purpose: str, round: int, one: int, two: int) -> bytes:
+        """The key of one purpose that the owner shares with the holder of another public key.
+
+        Args:
+            public: Of the other one.
+            purpose: ``"mask"`` or ``"seal"``.
+            round: Number of the round.
+            one: Id of one of them, in an order on which both agree.
+            two: Id of the other one.
+
+        Raises:
+            ValueError: naming both, for a public key whose agreement with every private key is the same.
+        """
+        try:
+            agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as error:
+            raise ValueError(f"clients {one} and {two} cannot agree on a key: a public key is of low order") from error
+        return derive_key(agreed, purpose, round, one, two)
 
 
 def derive_key(secret: bytes, purpose: str, *numbers: int) -> bytes:

@@ -13,12 +13,12 @@ from fedclust.privacy.fixed_point import FixedPoint
 from fedclust.privacy.masking import (
     KEY_BYTES,
     SEAL_BYTES,
+    PairKeys,
     add_mask,
     commitment,
     context,
     derive_key,
     new_private_key,
-    pair_key,
     public_key,
     roster_digest,
     seal,
@@ -92,12 +92,14 @@ class SecureSumClient(AggregationClient):
         key_shares = split_secret(self._secret("mask_key"), threshold, len(roster))
         seed_shares = split_secret(seed, threshold, len(roster))
         letters, kept = [], b""
+        pairs, digest = PairKeys(self._secret("seal_key")), _digest(roster)
         for at, other in enumerate(roster):
             plain = key_shares[at] + seed_shares[at]
             if other == self.client:
                 kept = plain
             else:
-                letters.append(seal(self._letter_key(roster, self.client, other), plain, self._about(roster, other)))
+                key = pairs.key(roster[other][:KEY_BYTES], "seal", round, self.client, other)
+                letters.append(seal(key, plain, _about(round, self.client, other, digest)))
         answer: Message = {"letters": b"".join(letters), "commitment": commitment(seed, round, self.client)}
         new: Message = {"stage": "share_keys", "roster": request["roster"], "keys": request["keys"]}
         return answer, {**self._state, **new, "seed": seed, "own_shares": kept}
@@ -113,13 +115,14 @@ class SecureSumClient(AggregationClient):
         )
         bound, length = read(request, "bound", float, self.who), read(request, "length", int, self.who)
         masked = grid.encode(as_vector(vector, length, bound, self.who))
-        shares = b"".join(self._open_letter(roster, sender, letter) for sender, letter in letters.items())
+        shares = self._open_letters(roster, letters)
         round = read(self._state, "round", int, self.who)
+        pairs = PairKeys(self._secret("mask_key"))
         add_mask(masked, derive_key(self._secret("seed"), "self", round, self.client), 1)
         for other in letters:
             if other != self.client:
                 low, high = sorted((self.client, other))
-                key = pair_key(self._secret("mask_key"), roster[other][KEY_BYTES:], "mask", round, low, high)
+                key = pairs.key(roster[other][KEY_BYTES:], "mask", round, low, high)
                 add_mask(masked, key, 1 if self.client == low else -1)
         state: Message = {
             "stage": "input",
@@ -175,24 +178,29 @@ class SecureSumClient(AggregationClient):
     def _secret(self, name: str) -> bytes:
         return read(self._state, name, bytes, self.who)
 
-    def _letter_key(self, roster: Mapping[int, bytes], sender: int, reader: int) -> bytes:
-        other = reader if sender == self.client else sender
+    def _open_letters(self, roster: Mapping[int, bytes], letters: Mapping[int, bytes]) -> bytes:
+        """The shares in the letters, in their order; this client's own were never sent."""
         round = read(self._state, "round", int, self.who)
-        return pair_key(self._secret("seal_key"), roster[other][:KEY_BYTES], "seal", round, sender, reader)
+        pairs, digest, shares = PairKeys(self._secret("seal_key")), _digest(roster), []
+        for sender, letter in letters.items():
+            if sender == self.client:
+                shares.append(self._secret("own_shares"))
+                continue
+            key = pairs.key(roster[sender][:KEY_BYTES], "seal", round, sender, self.client)
+            plain = unseal(key, letter, _about(round, sender, self.client, digest))
+            if plain is None or len(plain) != PAIR_BYTES:
+                raise ValueError(
+                    f"{self.who}: the shares from client {sender} were changed on the way, or client {sender} was "
+                    "shown another list of public keys; nothing is sent"
+                )
+            shares.append(plain)
+        return b"".join(shares)
 
-    def _about(self, roster: Mapping[int, bytes], reader: int, sender: int | None = None) -> bytes:
-        """What a letter is bound to: round, sender, reader, and the list of keys that the sender was shown."""
-        round, sender = read(self._state, "round", int, self.who), self.client if sender is None else sender
-        return context("letter", round, sender, reader) + roster_digest(list(roster), list(roster.values()))
 
-    def _open_letter(self, roster: Mapping[int, bytes], sender: int, letter: bytes) -> bytes:
-        if sender == self.client:
-            return self._secret("own_shares")
-        about = self._about(roster, self.client, sender)
-        plain = unseal(self._letter_key(roster, sender, self.client), letter, about)
-        if plain is None or len(plain) != PAIR_BYTES:
-            raise ValueError(
-                f"{self.who}: the shares from client {sender} were changed on the way, or client {sender} was shown "
-                "another list of public keys; nothing is sent"
-            )
-        return plain
+def _digest(roster: Mapping[int, bytes]) -> bytes:
+    return roster_digest(list(roster), list(roster.values()))
+
+
+def _about(round: int, sender: int, reader: int, digest: bytes) -> bytes:
+    """What a letter is bound to: round, sender, reader, and the list of keys that the sender was shown."""
+    return context("letter", round, sender, reader) + digest

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedclust.privacy.aggregation import AggregationServer, Message, Sum, Value, read
 from fedclust.privacy.fixed_point import FixedPoint
-from fedclust.privacy.masking import KEY_BYTES, add_mask, commitment, derive_key, pair_key, public_key
+from fedclust.privacy.masking import KEY_BYTES, PairKeys, add_mask, commitment, derive_key, public_key
 from fedclust.privacy.secure_sum_client import KEYS_BYTES, SEALED_BYTES, check_threshold
 from fedclust.privacy.shamir import SHARE_BYTES, recover_secret
 
@@ -104,9 +104,9 @@ class SecureSumServer(AggregationServer):
 
     def _result(self) -> Sum:
         """Takes the masks off: the survivors' own, and those that they share with members who dropped out."""
-        total = self._masked.copy()
-        for member in self._members:
-            secret = self._recover(member)
+        total, points = self._masked.copy(), dict(zip(self._roster, range(1, len(self._roster) + 1)))
+        for place, member in enumerate(self._members):
+            secret = self._recover(member, place, points)
             if member in self._survivors:
                 if commitment(secret, self.round, member) != self._commitments[member]:
                     raise self._wrong_share(member)
@@ -114,15 +114,15 @@ class SecureSumServer(AggregationServer):
                 continue
             if public_key(secret) != self._keys[member][KEY_BYTES:]:
                 raise self._wrong_share(member)
+            pairs = PairKeys(secret)
             for survivor in self._survivors:
                 low, high = sorted((member, survivor))
-                key = pair_key(secret, self._keys[survivor][KEY_BYTES:], "mask", self.round, low, high)
+                key = pairs.key(self._keys[survivor][KEY_BYTES:], "mask", self.round, low, high)
                 add_mask(total, key, -1 if survivor == low else 1)
         return Sum(self.grid.decode(total, len(self._survivors)), self._survivors)
 
-    def _recover(self, member: int) -> bytes:
-        at = self._members.index(member) * SHARE_BYTES
-        points = {one: self._roster.index(one) + 1 for one in self.alive}
+    def _recover(self, member: int, place: int, points: Mapping[int, int]) -> bytes:
+        at = place * SHARE_BYTES
         shares = {points[one]: self._shares[one][at : at + SHARE_BYTES] for one in self.alive}
         try:
             return recover_secret(shares, self.needed)

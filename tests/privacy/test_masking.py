@@ -10,12 +10,12 @@ import pytest
 from fedclust.privacy import masking
 from fedclust.privacy.masking import (
     SEAL_BYTES,
+    PairKeys,
     add_mask,
     commitment,
     context,
     derive_key,
     new_private_key,
-    pair_key,
     public_key,
     roster_digest,
     seal,
@@ -60,10 +60,10 @@ def test_masks_are_uniform() -> None:
 
 def test_both_ends_derive_the_same_key_and_nobody_else() -> None:
     one, two, three = (new_private_key() for _ in range(3))
-    key = pair_key(one, public_key(two), "mask", 3, 0, 1)
+    key = PairKeys(one).key(public_key(two), "mask", 3, 0, 1)
     assert len(key) == 32
-    assert key == pair_key(two, public_key(one), "mask", 3, 0, 1)
-    assert key != pair_key(three, public_key(one), "mask", 3, 0, 1)
+    assert key == PairKeys(two).key(public_key(one), "mask", 3, 0, 1)
+    assert key != PairKeys(three).key(public_key(one), "mask", 3, 0, 1)
 
 
 def test_every_purpose_round_and_pair_has_its_own_key() -> None:
@@ -80,7 +80,7 @@ def test_every_purpose_round_and_pair_has_its_own_key() -> None:
 
 def test_a_public_key_that_gives_no_secret_is_refused() -> None:
     with pytest.raises(ValueError, match="clients 3 and 4 cannot agree on a key: a public key is of low order"):
-        pair_key(new_private_key(), bytes(32), "mask", 0, 3, 4)
+        PairKeys(new_private_key()).key(bytes(32), "mask", 0, 3, 4)
 
 
 def test_letters_open_only_unchanged() -> None:

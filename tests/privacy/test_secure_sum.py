@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fedclust.federation.message import message_bytes
+from fedclust.privacy import secure_sum_client
 from fedclust.privacy.aggregation import TooFewClients
-from fedclust.privacy.masking import add_mask, pair_key, public_key
+from fedclust.privacy.masking import PairKeys, add_mask, public_key
 from fedclust.privacy.secure_sum import SecureSum
 from fedclust.privacy.sums import payload_bytes, sum_vectors
 
@@ -27,6 +28,19 @@ def test_the_sum_of_four(secure_run: Any) -> None:
     assert result.mean.tolist() == [-222.25, 454.5, 3.0625]
     assert (result.survivors, result.count) == ((0, 1, 2, 3), 4)
     assert run.server.result() is result
+
+
+def test_what_a_client_does_once_per_step_does_not_grow_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests, loaded = [], []
+    digest, load = secure_sum_client.roster_digest, secure_sum_client.PairKeys
+    monkeypatch.setattr(secure_sum_client, "roster_digest", lambda *a: digests.append(1) or digest(*a))
+    monkeypatch.setattr(secure_sum_client, "PairKeys", lambda key: loaded.append(1) or load(key))
+    for clients in (4, 8):
+        digests.clear()
+        loaded.clear()
+        total = sum_vectors({one: [float(one)] for one in range(clients)}, "secure_sum").total
+        assert total.tolist() == [clients * (clients - 1) / 2]
+        assert (len(digests), len(loaded)) == (2 * clients, 3 * clients)
 
 
 @pytest.mark.parametrize("bits", [32, 64])
@@ -92,7 +106,7 @@ def test_a_late_vector_is_neither_used_nor_unmasked(secure_run: Any) -> None:
     bare = np.array(late["masked"])
     for other in (0, 2, 3):
         public = public_key(run.secrets[other]["mask_key"])
-        key = pair_key(run.secrets[1]["mask_key"], public, "mask", 5, *sorted((1, other)))
+        key = PairKeys(run.secrets[1]["mask_key"]).key(public, "mask", 5, *sorted((1, other)))
         add_mask(bare, key, -1 if other > 1 else 1)
     # ... and the mask of its seed still hides every element.
     coded = run.server.grid.encode(np.array(FOUR[1]))

@@ -46,6 +46,10 @@ def test_a_polynomial_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shares == [as_share(value) for value in (10, 19, 32, 49)]
     assert evaluate([2, 3, 5], 10) == 235
     assert evaluate([1, 0], PRIME - 1) == PRIME - 1
+    for length in (15, 16, 17, 40):
+        coefficients = [PRIME - 1 - power for power in range(length)]
+        by_powers = sum(one * pow(99, length - 1 - at, PRIME) for at, one in enumerate(coefficients)) % PRIME
+        assert evaluate(coefficients, 99) == by_powers
 
 
 def test_weights_by_hand() -> None:
