@@ -26,12 +26,15 @@ def set_threads(threads: int) -> None:
     Args:
         threads: Threads of each library.
     """
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(threads)))
-    threadpool_limits(limits=threads)
     numba = sys.modules.get("numba")
+    variables = dict.fromkeys(_THREAD_VARIABLES, str(threads))
     if numba is not None:
-        # Its pool has the size that it was loaded with; this says how many of them work.
+        # Its pool has the size that it was loaded with, and no later value of the variable is accepted: the next
+        # compilation would fail. This says how many of the pool work.
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        del variables["NUMBA_NUM_THREADS"]
+    os.environ.update(variables)
+    threadpool_limits(limits=threads)
 
 
 @contextmanager

@@ -217,6 +217,27 @@ def test_a_feddcn_run_is_equal_to_one_in_process(feddcn: Any, dcn: Any, blobs: A
     assert found[0] == found[1]
 
 
+def test_umap_in_workers_is_that_of_this_process(feddcn: Any, dcn: Any, blobs: Any) -> None:
+    import fedclust
+
+    found = []
+    for backend in (InProcess(), Processes(1)):
+        result = fedclust.federate(
+            feddcn(geometry_pretrain=0.2), dcn(), blobs(), rounds=1, backend=backend, progress=False
+        )
+        found.append({name: digest(value) for name, value in result.entry["state"].items()})
+    assert found[0] == found[1]
+
+
+def test_compiling_goes_on_after_the_threads_of_a_worker_are_set() -> None:
+    script = "import numba; from fedclust.cores import set_threads; set_threads(1); print(numba.njit(lambda: 7)())"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False, timeout=100
+    )
+    assert (done.stdout, done.returncode) == ("7\n", 0), done.stderr
+
+
 SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
