@@ -61,6 +61,10 @@ def out_prefixes(memory: str) -> list[str]:
 def work(connection: Connection[Any, Any]) -> None:
     """Main function of a worker: setups and orders come in, reports go out, until None or the end of the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    if "fork" in multiprocessing.get_all_start_methods():
+        # Starts nothing, as workers are daemons, but decides that the locks of numba and tqdm are files without a name,
+        # which a worker that is ended cannot leave behind.
+        multiprocessing.set_start_method("fork", force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     desk = _Desk()
     try:

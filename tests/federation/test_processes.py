@@ -239,7 +239,7 @@ def test_compiling_goes_on_after_the_threads_of_a_worker_are_set() -> None:
 
 
 SCRIPT = """
-import signal
+import multiprocessing, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
 import fedclust, lightning_modules
 from pytorch_lightning.callbacks import Callback
@@ -248,9 +248,16 @@ class Say(Callback):
     def on_train_epoch_end(self, trainer, module):
         print("round", flush=True)
 
+LOCKS = []
+
+class Locking(lightning_modules.Classifier):
+    def configure_optimizers(self):
+        LOCKS.append(multiprocessing.RLock())  # as tqdm and numba make them
+        return super().configure_optimizers()
+
 if __name__ == "__main__":
     data = fedclust.FederatedDataModule("digits", fedclust.Iid(4), seed=0)
-    fedclust.federate(fedclust.FedAvg(), lightning_modules.Classifier("mlp"), data, rounds=10_000,
+    fedclust.federate(fedclust.FedAvg(), Locking("mlp"), data, rounds=10_000,
                       backend=fedclust.Processes(), progress=False, callbacks=[Say()])
 """
 
@@ -270,7 +277,8 @@ def test_nothing_is_left_of_an_interrupted_run(tmp_path: Path, end: signal.Signa
         workers = psutil.Process(run.pid).children(recursive=True)
         assert sum(map(is_worker, workers)) == min(4, available_cores())
         run.send_signal(end)
-        run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=60)
+    assert b"leaked semaphore" not in errors
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert alive == []
     deadline = time.monotonic() + 20
