@@ -7,10 +7,10 @@ from typing import Literal
 Direction = Literal["min", "max"]
 
 _BETTER: dict[str, Direction] = {
-    "dbi": "min", "recon": "min", "loss": "min", "clust": "min", "geom": "min", "silhouette": "max", "acc": "max",
-    "nmi": "max", "ari": "max", "acc_mean": "max", "acc_worst": "max", "acc_pooled": "max", "f1_macro": "max",
-    "f1_worst": "max", "auc": "max", "auc_worst": "max", "populated": "max", "dbi_final": "min", "delta": "max",
-    "epsilon_round": "min", "epsilon_total": "min",
+    "dbi": "min", "recon": "min", "loss": "min", "clust": "min", "geom": "min", "silhouette": "max",
+    "silhouette_input": "max", "acc": "max", "nmi": "max", "ari": "max", "acc_mean": "max", "acc_worst": "max",
+    "acc_pooled": "max", "f1_macro": "max", "f1_worst": "max", "auc": "max", "auc_worst": "max", "populated": "max",
+    "dbi_final": "min", "delta": "max", "epsilon_round": "min", "epsilon_total": "min",
 }  # fmt: skip
 
 

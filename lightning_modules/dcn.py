@@ -164,12 +164,10 @@ class DCN(CentralDCN):
 
     @action
     def disperse(self, message: Message, ctx: ClientContext) -> Message:
-        """Sums of the latents' distances to the cluster means of all clients, per cluster, and of their silhouettes."""
+        """Sums of the distances to the cluster means of all clients, per cluster, and of the silhouettes."""
         self._receive(message)
-        table = ctx.table(message)
         means, counts = torch.as_tensor(message["means"]), torch.as_tensor(message["counts"])
-        sums, silhouettes = self.dispersion(table, means, counts)
-        return {"distance_sums": sums, "silhouette_sum": silhouettes}
+        return {**self.dispersion(ctx.table(message), means, counts)}
 
     @action
     def assign(self, message: Message, ctx: ClientContext) -> Message:

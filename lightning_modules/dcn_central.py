@@ -185,7 +185,7 @@ class CentralDCN(DCNBase):
                 result["contingency"] += torch.from_numpy(contingency)
         return result
 
-    def dispersion(self, table: Table, means: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def dispersion(self, table: Table, means: torch.Tensor, counts: torch.Tensor) -> dict[str, torch.Tensor]:
         """Sums over the rows of a table that need the cluster means of all rows.
 
         Args:
@@ -194,16 +194,27 @@ class CentralDCN(DCNBase):
             counts: (K,) rows of each cluster over all clients.
 
         Returns:
-            Per cluster the sum of the latents' Euclidean distances to their mean, (K,) float64, and the sum of their
-            simplified silhouettes, () float64, see `fedclust.clustering.statistics.silhouette_sum`.
+            "distance_sums" (K,), per cluster the sum of the latents' Euclidean distances to their mean;
+            "silhouette_sum" (), the sum of the latents' simplified silhouettes; "silhouette_input_sum" (), that of the
+            rows themselves around the decoded means, see `fedclust.clustering.statistics.silhouette_sum`. float64.
         """
-        sums = torch.zeros(self.n_clusters, dtype=torch.float64)
+        sums, none = torch.zeros(self.n_clusters, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
         if not len(table):
-            return sums, torch.zeros((), dtype=torch.float64)
+            return {"distance_sums": sums, "silhouette_sum": none, "silhouette_input_sum": none}
         z, means = self.latents(table.x).cpu().double(), means.double()
         labels, _ = nearest_rows(z, self.centers.cpu().double())
         sums.index_add_(0, labels, (z - means[labels]).square().sum(1).sqrt())
-        return sums, silhouette_sum(z, labels, means, counts)
+        # The means of the rows themselves would have to be sent, and that of a cluster of one row is this row.
+        decoded, chunks = self.decode_rows(means.float()).double(), torch.split(table.x.flatten(1), CHUNK)
+        from_rows = (
+            silhouette_sum(rows.cpu().double(), own, decoded, counts)
+            for rows, own in zip(chunks, torch.split(labels, CHUNK), strict=True)
+        )
+        return {
+            "distance_sums": sums,
+            "silhouette_sum": silhouette_sum(z, labels, means, counts),
+            "silhouette_input_sum": torch.stack([*from_rows]).sum(),
+        }
 
     def _collect(self, batch: Mapping[str, torch.Tensor]) -> None:
         self._tables.append({name: value.cpu() for name, value in batch.items() if name in ("x", "y")})
@@ -216,8 +227,8 @@ class CentralDCN(DCNBase):
         self._tables = []
         table = Table(x, y, torch.arange(len(x)).numpy())
         statistics = add_statistics([self.statistics(table)])
-        sums, silhouettes = self.dispersion(table, cluster_means(statistics), statistics["counts"])
-        metrics = metrics_from_statistics(statistics, lambda means: sums, lambda means, counts: silhouettes)
+        dispersion = self.dispersion(table, cluster_means(statistics), statistics["counts"])
+        metrics = metrics_from_statistics(statistics, dispersion)
         self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, prog_bar=True)
 
 

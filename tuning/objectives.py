@@ -12,8 +12,8 @@ from fedclust.directions import Direction, better
 MODES = get_args(Direction)
 LOSS = "loss"
 SHORT = (
-    "dbi", "silhouette", "acc", "nmi", "ari", "acc_mean", "acc_worst", "acc_pooled", "f1_macro", "f1_worst", "auc",
-    "auc_worst",
+    "dbi", "silhouette", "silhouette_input", "acc", "nmi", "ari", "acc_mean", "acc_worst", "acc_pooled", "f1_macro",
+    "f1_worst", "auc", "auc_worst",
 )  # fmt: skip
 
 

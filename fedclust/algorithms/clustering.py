@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from fedclust.clustering.statistics import add_statistics, cluster_means, metrics_from_statistics
+from fedclust.clustering.statistics import DISPERSION, add_statistics, cluster_means, metrics_from_statistics
 from fedclust.federation.algorithm import Algorithm, Metrics, Server, State
 from fedclust.federation.client import ClientModule
 from fedclust.federation.context import WorkContext
@@ -57,22 +57,20 @@ class ClusteringAlgorithm(Algorithm):
 
     def metric_names(self, labels: bool) -> frozenset[str]:
         """What `evaluate` gives on validation rows."""
-        names = {"recon", "dbi", "silhouette", "populated", "latent_variance", "collapsed"} | (
-            self.label_metrics if labels else set()
-        )
-        return frozenset(f"val/{name}" for name in names)
+        names = {"recon", "dbi", "silhouette", "silhouette_input", "populated", "latent_variance", "collapsed"}
+        return frozenset(f"val/{name}" for name in names | (self.label_metrics if labels else set()))
 
     def evaluate(self, state: State, server: Server, split: str) -> Metrics:
         """Metrics over all clients' rows of one split, from sums that the clients send."""
         shared: Message = {**self.model_message(state), "split": split}
         replies: Replies = server.ask("evaluate", server.clients, shared=shared)
-        statistics, sums, silhouettes = self._dispersion(replies, shared, server)
+        statistics, dispersion = self._dispersion(replies, shared, server)
         for client, reply in replies.items():
             rows = read_number(reply, "n")
             if rows:
                 values = {f"{split}_rows": rows, f"{split}_recon": float(read_tensor(reply, "recon_sum")) / rows}
                 server.client_values.setdefault(client, {}).update(values)
-        metrics = metrics_from_statistics(statistics, lambda means: sums, lambda means, counts: silhouettes)
+        metrics = metrics_from_statistics(statistics, dispersion)
         if metrics["collapsed"]:
             server.note(f"collapsed: on {split}, round {server.context.round}, the clustering is degenerate")
         return metrics
@@ -84,17 +82,16 @@ class ClusteringAlgorithm(Algorithm):
 
     def _dispersion(
         self, replies: Replies, shared: Message, server: Server
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Statistics, distances to the means, silhouettes; who fails between the two trips counts in none of them."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Sums over rows, without and with their means; who fails between the two trips counts in none of them."""
         while True:
             statistics = add_statistics([cast("dict[str, Tensor]", reply) for reply in replies.values()])
             means = cluster_means(statistics)
             asked: Message = {**shared, "means": means, "counts": statistics["counts"]}
             answers = server.ask("disperse", sorted(replies), shared=asked)
             if answers.keys() == replies.keys():
-                sums, silhouettes = (
-                    torch.stack([read_tensor(reply, name) for reply in answers.values()]).sum(0)
-                    for name in ("distance_sums", "silhouette_sum")
-                )
-                return statistics, sums, silhouettes
+                return statistics, {
+                    name: torch.stack([read_tensor(reply, name) for reply in answers.values()]).sum(0)
+                    for name in DISPERSION
+                }
             replies = {client: replies[client] for client in answers}

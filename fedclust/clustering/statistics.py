@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from fedclust.metrics import collapsed, davies_bouldin_from_sums, scores_from_contingency
 
 SUMMED = ("n", "recon_sum", "counts", "sums", "square_sum", "contingency")
+DISPERSION = ("distance_sums", "silhouette_sum", "silhouette_input_sum")
+"""Sums over rows that need the cluster means of all rows, see `metrics_from_statistics`."""
 
 
 def add_statistics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -66,38 +68,34 @@ def silhouette_sum(z: Tensor, labels: Tensor, means: Tensor, counts: Tensor) -> 
     return torch.where(counts[labels] > 1, scores, 0.0).sum()
 
 
-def metrics_from_statistics(
-    statistics: Mapping[str, Tensor],
-    distance_sums: Callable[[Tensor], Tensor],
-    silhouettes: Callable[[Tensor, Tensor], Tensor] | None = None,
-) -> dict[str, float]:
+def metrics_from_statistics(statistics: Mapping[str, Tensor], dispersion: Mapping[str, Tensor]) -> dict[str, float]:
     """All metrics of a clustering from its sums.
 
     Args:
         statistics: What `add_statistics` gave.
-        distance_sums: Gives, for the cluster means (K, d), each cluster's sum of distances to its mean (K,).
-        silhouettes: Gives, for means and counts (K,), the sum of `silhouette_sum` over the clients.
+        dispersion: Sums over the rows that need their `cluster_means`: "distance_sums" (K,), the distances to the own
+            cluster's mean; perhaps "silhouette_sum" and "silhouette_input_sum" (), the `silhouette_sum` of latents, and
+            of rows with the decoded means.
 
     Returns:
         "recon" (mean squared error per feature), "dbi" (Davies-Bouldin in the latent space, +inf where degenerate),
-        "populated" (clusters with rows), "latent_variance", "collapsed" (0 or 1), with `silhouettes` "silhouette" (mean
-        simplified silhouette, -inf where fewer than two clusters hold rows), and with labels "acc", "nmi", "ari".
+        "populated" (clusters with rows), "latent_variance", "collapsed" (0 or 1), with their sums "silhouette" and
+        "silhouette_input" (mean simplified silhouettes, -inf where fewer than two clusters hold rows), and with labels
+        "acc", "nmi", "ari".
     """
     n = int(statistics["n"])
     mean = statistics["sums"].sum(0) / n
     variance = float((statistics["square_sum"] / n - mean.square()).clamp(min=0).mean())
-    means = cluster_means(statistics)
-    sums = distance_sums(means)
     metrics = {
         "recon": float(statistics["recon_sum"]) / n,
-        "dbi": davies_bouldin_from_sums(statistics["counts"], statistics["sums"], sums),
+        "dbi": davies_bouldin_from_sums(statistics["counts"], statistics["sums"], dispersion["distance_sums"]),
         "populated": float((statistics["counts"] > 0).sum()),
         "latent_variance": variance,
         "collapsed": float(collapsed(statistics["counts"], variance) is not None),
     }
-    if silhouettes is not None:
-        total = float(silhouettes(means, statistics["counts"]))
-        metrics["silhouette"] = total / n if metrics["populated"] > 1 else -math.inf
+    for name in ("silhouette", "silhouette_input"):
+        if f"{name}_sum" in dispersion:
+            metrics[name] = float(dispersion[f"{name}_sum"]) / n if metrics["populated"] > 1 else -math.inf
     if "contingency" in statistics:
         metrics |= scores_from_contingency(statistics["contingency"].to(torch.int64))
     return metrics

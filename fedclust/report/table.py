@@ -13,6 +13,7 @@ ROWS = {
     "test/ari": "adjusted Rand index",
     "test/dbi": "Davies-Bouldin, latent space",
     "test/silhouette": "simplified silhouette, latent space",
+    "test/silhouette_input": "simplified silhouette, input space",
     "test/recon": "reconstruction error",
     "test/populated": "populated clusters",
     "test/acc_mean": "accuracy, mean over clients",

@@ -39,14 +39,11 @@ def pooled() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.from_numpy(z), torch.from_numpy(labels), torch.from_numpy(y)
 
 
-def distance_sums(z: torch.Tensor, labels: torch.Tensor, k: int, cuts: list[slice]) -> Any:
-    def answer(means: torch.Tensor) -> torch.Tensor:
-        total = torch.zeros(k, dtype=torch.float64)
-        for cut in cuts:
-            total.index_add_(0, labels[cut], (z[cut] - means[labels[cut]]).norm(dim=1))
-        return total
-
-    return answer
+def distance_sums(z: torch.Tensor, labels: torch.Tensor, k: int, cuts: Any = (slice(None),)) -> dict[str, torch.Tensor]:
+    means, total = cluster_means(statistics(z, labels, k)), torch.zeros(k, dtype=torch.float64)
+    for cut in cuts:
+        total.index_add_(0, labels[cut], (z[cut] - means[labels[cut]]).norm(dim=1))
+    return {"distance_sums": total}
 
 
 @pytest.mark.parametrize("borders", [[0, 200], [0, 1, 200], [0, 50, 50, 170, 200]])
@@ -76,7 +73,7 @@ def test_means(pooled: Any) -> None:
 
 def test_without_labels_there_are_no_label_metrics(pooled: Any) -> None:
     z, labels, _ = pooled
-    metrics = metrics_from_statistics(statistics(z, labels, 4), distance_sums(z, labels, 4, [slice(None)]))
+    metrics = metrics_from_statistics(statistics(z, labels, 4), distance_sums(z, labels, 4))
     assert metrics.keys() == {"recon", "dbi", "populated", "latent_variance", "collapsed"}
 
 
@@ -84,7 +81,7 @@ def test_without_labels_there_are_no_label_metrics(pooled: Any) -> None:
 def test_one_cluster_for_all_is_collapsed_and_never_the_best_dbi(spread: float) -> None:
     z = 5 + spread * torch.from_numpy(np.random.default_rng(1).normal(size=(150, 2)))
     labels = torch.zeros(150, dtype=torch.int64)
-    metrics = metrics_from_statistics(statistics(z, labels, 3), distance_sums(z, labels, 3, [slice(None)]))
+    metrics = metrics_from_statistics(statistics(z, labels, 3), distance_sums(z, labels, 3))
     assert metrics["dbi"] == math.inf
     assert metrics["collapsed"] == 1.0
     assert metrics["populated"] == 1.0
@@ -92,7 +89,7 @@ def test_one_cluster_for_all_is_collapsed_and_never_the_best_dbi(spread: float) 
 
 def test_constant_latents_are_collapsed_whatever_the_labels() -> None:
     z, labels = torch.full((90, 2), 3.0, dtype=torch.float64), torch.arange(90) % 3
-    metrics = metrics_from_statistics(statistics(z, labels, 3), distance_sums(z, labels, 3, [slice(None)]))
+    metrics = metrics_from_statistics(statistics(z, labels, 3), distance_sums(z, labels, 3))
     assert (metrics["collapsed"], metrics["dbi"], metrics["latent_variance"]) == (1.0, math.inf, 0.0)
 
 
@@ -100,7 +97,7 @@ def test_99_percent_is_the_border() -> None:
     z = torch.from_numpy(np.random.default_rng(1).normal(size=(200, 2)))
     for others, expected in ((1, 1.0), (2, 0.0)):
         labels = torch.tensor([1] * others + [0] * (200 - others))
-        metrics = metrics_from_statistics(statistics(z, labels, 2), distance_sums(z, labels, 2, [slice(None)]))
+        metrics = metrics_from_statistics(statistics(z, labels, 2), distance_sums(z, labels, 2))
         assert metrics["collapsed"] == expected
 
 
@@ -127,6 +124,7 @@ def test_equal_rows_score_nothing_and_one_cluster_is_never_the_best_silhouette()
     z, labels = torch.ones(4, 2, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
     assert float(silhouette_sum(z, labels, z[:2], torch.tensor([2, 2]))) == 0.0
     total = statistics(z, labels * 0, 2)
-    sums = distance_sums(z, labels * 0, 2, [slice(None)])
-    metrics = metrics_from_statistics(total, sums, lambda means, counts: silhouette_sum(z, labels * 0, means, counts))
-    assert metrics["silhouette"] == -math.inf
+    score = silhouette_sum(z, labels * 0, cluster_means(total), total["counts"])
+    sums = {**distance_sums(z, labels * 0, 2), "silhouette_sum": score, "silhouette_input_sum": score}
+    metrics = metrics_from_statistics(total, sums)
+    assert metrics["silhouette"] == metrics["silhouette_input"] == -math.inf

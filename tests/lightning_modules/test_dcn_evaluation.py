@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from sklearn.metrics import adjusted_rand_score, davies_bouldin_score, normalized_mutual_info_score
 
-from fedclust.clustering.statistics import add_statistics, metrics_from_statistics
+from fedclust.clustering.statistics import DISPERSION, add_statistics, cluster_means, metrics_from_statistics
 from fedclust.metrics import clustering_accuracy
 from lightning_modules.dcn import DCN
 from lightning_modules.dcn_plan import LossWeights
@@ -26,9 +26,8 @@ def ready(dcn: Any, blobs: Any) -> tuple[DCN, Any]:
     return module, data
 
 
-def _silhouette(z: np.ndarray, labels: np.ndarray) -> float:
+def _silhouette(z: np.ndarray, labels: np.ndarray, means: dict[int, np.ndarray]) -> float:
     """The simplified silhouette, row by row from its definition."""
-    means = {k: z[labels == k].mean(0) for k in set(labels.tolist())}
     scores = []
     for row, own in zip(z, labels.tolist(), strict=True):
         a = np.linalg.norm(row - means[own])
@@ -45,21 +44,19 @@ def test_actions_of_all_clients_give_scikit_learns_values(ready: Any, context: A
     replies = [module.evaluate(message, ctx) for ctx in contexts]
     assert all(reply.keys() == {"n", "recon_sum", "counts", "sums", "square_sum", "contingency"} for reply in replies)
 
-    def ask(means: torch.Tensor) -> torch.Tensor:
-        return sum(disperse(means, ctx)["distance_sums"] for ctx in contexts)
-
-    def disperse(means: torch.Tensor, ctx: Any) -> Any:
-        return module.disperse({**message, "means": means, "counts": total["counts"]}, ctx)
-
-    def silhouettes(means: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        return sum(disperse(means, ctx)["silhouette_sum"] for ctx in contexts)
-
     total = add_statistics(replies)
-    metrics = metrics_from_statistics(total, ask, silhouettes)
+    message |= {"means": cluster_means(total), "counts": total["counts"]}
+    answers = [module.disperse(message, ctx) for ctx in contexts]
+    metrics = metrics_from_statistics(total, {name: sum(answer[name] for answer in answers) for name in DISPERSION})
     x, y = data.train.x, data.train.y
     z, labels = module.latents(x).double(), module.assignments(x)[0]
     assert metrics["dbi"] == pytest.approx(davies_bouldin_score(z, labels), abs=1e-6)
-    assert metrics["silhouette"] == pytest.approx(_silhouette(z.numpy(), labels.numpy()), abs=1e-9)
+    means = {k: z[labels == k].mean(0) for k in set(labels.tolist())}
+    decoded = {k: module.decode_rows(mean.float()[None])[0].double().numpy() for k, mean in means.items()}
+    latent = _silhouette(z.numpy(), labels.numpy(), {k: mean.numpy() for k, mean in means.items()})
+    assert metrics["silhouette"] == pytest.approx(latent, abs=1e-9)
+    rows = _silhouette(x.flatten(1).double().numpy(), labels.numpy(), decoded)
+    assert metrics["silhouette_input"] == pytest.approx(rows, abs=1e-6)
     assert metrics["acc"] == pytest.approx(clustering_accuracy(y, labels), abs=1e-6)
     assert metrics["nmi"] == pytest.approx(normalized_mutual_info_score(y, labels), abs=1e-6)
     assert metrics["ari"] == pytest.approx(adjusted_rand_score(y, labels), abs=1e-6)
@@ -76,8 +73,9 @@ def test_a_split_without_rows_gives_zeros(ready: Any, context: Any) -> None:
     reply = module.evaluate(message, ctx)
     assert all(float(torch.as_tensor(value, dtype=torch.float64).abs().sum()) == 0 for value in reply.values())
     assert reply["contingency"].shape == (3, 3)
-    assert module.disperse(message, ctx)["distance_sums"].tolist() == [0.0] * 3
-    assert module.disperse(message, ctx)["silhouette_sum"].item() == 0.0
+    answer = module.disperse(message, ctx)
+    assert answer.keys() == {*DISPERSION}
+    assert all(float(value.abs().sum()) == 0 for value in answer.values())
     assert all(len(value) == 0 for value in module.assign(message, ctx).values())
 
 
