@@ -51,7 +51,7 @@ def parse_objectives(text: str | Sequence[str]) -> tuple[Objective, ...]:
     """Objectives from their names, comma separated or as a list.
 
     Args:
-        text: "dbi", "loss", "silhouette", a metric that needs labels such as "acc", or any "val/NAME" or "train/NAME",
+        text: "dbi", "loss", "silhouette_input", a metric that needs labels such as "acc", or any "val/NAME" or "train/NAME",
             each perhaps followed by ":min" or ":max".
 
     Raises:

@@ -33,7 +33,7 @@ spaces (YAML; shipped: {shipped}):
   `when: {{other: [values]}}` draws a parameter only for some values of an earlier one with choices.
 
 objectives (comma separated for several: then a Pareto front, and no pruning):
-  without labels: dbi (default), silhouette, loss (the sum of the unweighted terms)
+  without labels: dbi (default), silhouette, silhouette_input, loss (the sum of the unweighted terms)
   with labels, and marked so everywhere: acc, nmi, ari, acc_mean, acc_worst, acc_pooled, f1_macro,
     f1_worst, auc, auc_worst
   any other metric: val/NAME:min, train/NAME:max, …; the test split is never used for selection
