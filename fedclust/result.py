@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,9 @@ class Result:
             ValueError: If there is no such client.
         """
         state = self._own_state(client)
+        groups = self.algorithm.assignments(self.state)
+        if groups is not None and client not in groups and self.algorithm.personal:
+            warnings.warn(f"client {client} has no group, as no round had it; its model is untrained", stacklevel=3)
         module = self.algorithm.module_for_client(self.state, self._new_module(), client, state)
         module.eval()
         return module
@@ -174,6 +178,10 @@ class Result:
         torch.save({KEY: self.entry, _EXTRAS: extras}, path)
         return path
 
+    @property
+    def _has_cluster_models(self) -> bool:
+        return any("module_for_cluster" in vars(kind) for kind in self.algorithm.__mro__ if kind is not Algorithm)
+
     def _own_state(self, client: int) -> Message:
         known = range(self.entry["n_clients"])
         if isinstance(client, bool) or client not in known:
@@ -199,6 +207,7 @@ class Result:
             raise ValueError(
                 f"with {self.algorithm.__name__} each client has a model of its own: say whose to use, client=0 … "
                 f"{self.entry['n_clients'] - 1}"
+                + (", or cluster=… as `assign` gives it to a new client" if self._has_cluster_models else "")
             )
         module: Any = self.module
         if client is not None:

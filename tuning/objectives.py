@@ -51,8 +51,8 @@ def parse_objectives(text: str | Sequence[str]) -> tuple[Objective, ...]:
     """Objectives from their names, comma separated or as a list.
 
     Args:
-        text: "dbi", "loss", "silhouette_input", a metric that needs labels such as "acc", or any "val/NAME" or "train/NAME",
-            each perhaps followed by ":min" or ":max".
+        text: "dbi", "loss", "silhouette_input", a metric that needs labels such as "acc", or any "val/NAME" or
+            "train/NAME", each perhaps followed by ":min" or ":max".
 
     Raises:
         ValueError: For a metric of the test split, an unknown name, a missing or wrong direction, a repetition.

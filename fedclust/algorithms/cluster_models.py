@@ -73,6 +73,14 @@ class ClusterModelAlgorithm(SupervisedAlgorithm):
                 models[name][cluster] = value
         return models, terms.metrics()
 
+    def evaluate(self, state: State, server: Server, split: str) -> Metrics:
+        """Metrics of every client with its cluster's model; at the end clients without one are named."""
+        assert isinstance(state, ClusterModelState)
+        nowhere = [client for client in server.clients if int(state.clusters[client]) < 0]
+        if nowhere and split == "test":
+            server.note(f"clients {nowhere} have no group, so they are tested, and predict, with the initial weights")
+        return super().evaluate(state, server, split)
+
     def shared_model(self, state: State) -> Message:
         """Nothing: no model is the same for all."""
         return {}

@@ -93,5 +93,6 @@ class ClusteringAlgorithm(Algorithm):
                 return statistics, {
                     name: torch.stack([read_tensor(reply, name) for reply in answers.values()]).sum(0)
                     for name in DISPERSION
+                    if name == DISPERSION[0] or all(name in reply for reply in answers.values())
                 }
             replies = {client: replies[client] for client in answers}

@@ -15,7 +15,7 @@ from fedclust.federation.algorithm import Metrics, Server, State
 from fedclust.federation.averaging import TermMeans, WeightedAverage
 from fedclust.federation.client import ClientModule
 from fedclust.federation.message import Message, read_number, tensors_under, with_prefix
-from fedclust.privacy.aggregation import TooFewClients
+from fedclust.privacy.aggregation import NoSum
 from fedclust.privacy.sums import MODES, make_aggregation
 
 
@@ -103,7 +103,7 @@ class FedAvg(SupervisedAlgorithm):
             to: dict[int, Message] = {client: {} for client in trained}
             try:
                 found = sum_over_clients(server, self.aggregation, to, length, self.sum_bound, "contribute_weights")
-            except TooFewClients as error:
+            except NoSum as error:
                 server.note(f"round {server.context.round}: the model stays as it was: {error}")
                 return state, terms.metrics()
         means = torch.from_numpy(found.total[:-1] / round(found.total[-1]))

@@ -9,9 +9,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclust.algorithms.cluster_models import ClusterModelAlgorithm, Models, repeated
-from fedclust.algorithms.flameche_state import FLAMECHEState, matching, require_same, sizes
-from fedclust.algorithms.flameche_sums import combinations, only, survivors_only, warn_of_starts, without_exposure
+from fedclust.algorithms.cluster_models import ClusterModelAlgorithm, repeated
+from fedclust.algorithms.flameche_state import FLAMECHEState, inherited, matching, require_same, sizes
+from fedclust.algorithms.flameche_sums import (
+    after_refusal,
+    combinations,
+    only,
+    survivors_only,
+    warn_of_starts,
+    without_exposure,
+)
 from fedclust.algorithms.groups import group_metrics
 from fedclust.algorithms.summing import require_two_clients, sum_over_clients
 from fedclust.checks import choice, positive, positive_int
@@ -21,7 +28,7 @@ from fedclust.federation.client import ClientModule
 from fedclust.federation.context import ClientContext
 from fedclust.federation.errors import RoundFailedError
 from fedclust.federation.message import Message, Value, read_tensor
-from fedclust.privacy.aggregation import Sum, TooFewClients
+from fedclust.privacy.aggregation import NoSum, Sum
 from fedclust.privacy.exposure import extended
 from fedclust.privacy.sums import MODES, make_aggregation
 
@@ -132,9 +139,9 @@ class FLAMECHE(ClusterModelAlgorithm):
         else:
             try:
                 state = self._first_sums(state, replies, server)
-            except TooFewClients as error:
+            except NoSum as error:
                 server.note(f"round {server.context.round}: nobody is grouped yet: {error}")
-                return state, []
+                return replace(state, known=after_refusal(error, state.known)), []
         return state, [client for client in cohort if client not in new or client in replies]
 
     def _with_statistics(self, state: FLAMECHEState, replies: dict[int, Message], server: Server) -> FLAMECHEState:
@@ -207,9 +214,9 @@ class FLAMECHE(ClusterModelAlgorithm):
         try:
             changes = combinations(state.slots, slots, self.n_clusters)
             total, known = self._sum(server, state, to, changes, state.sums.numel())
-        except TooFewClients as error:
+        except NoSum as error:
             server.note(f"round {server.context.round}: assignments stay as they were: {error}")
-            return state, []
+            return replace(state, known=after_refusal(error, state.known, changes)), []
         survivors = list(total.survivors)
         kept = state.slots.clone()
         kept[:, survivors] = slots[:, survivors]
@@ -247,17 +254,7 @@ class FLAMECHE(ClusterModelAlgorithm):
             return state
         before = state
         state, _ = self._move(state, slots, [client for client in present if int(slots[0, client]) >= 0], server)
-        return self._m_step(replace(state, models=self._inherited(before, state.slots[state.best])))
-
-    def _inherited(self, state: FLAMECHEState, slots: Tensor) -> Models:
-        """Models after clients of one cluster moved into empty ones: these start from the model their clients had."""
-        before = state.slots[state.best]
-        models = {name: values.clone() for name, values in state.models.items()}
-        moved = slots != before
-        for old, new in sorted(set(zip(before[moved].tolist(), slots[moved].tolist(), strict=True))):
-            for values in models.values():
-                values[new] = values[old]
-        return models
+        return self._m_step(replace(state, models=inherited(before, state.slots[state.best])))
 
     def _choose(self, state: FLAMECHEState) -> FLAMECHEState:
         """The start with the smallest summed error; models follow their clients if it is another than before."""

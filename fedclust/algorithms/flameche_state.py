@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fedclust.algorithms.cluster_models import ClusterModelState
+from fedclust.algorithms.cluster_models import ClusterModelState, Models
 
 
 @dataclass
@@ -70,3 +70,19 @@ def matching(before: Tensor, after: Tensor, components: int) -> Tensor:
         (after[seen], before[seen]), torch.ones(int(seen.sum())), accumulate=True
     )
     return torch.from_numpy(linear_sum_assignment(shared.numpy(), maximize=True)[1])
+
+
+def inherited(state: FLAMECHEState, slots: Tensor) -> Models:
+    """Models after clients of one cluster moved into empty ones: these start from the model their clients had.
+
+    Args:
+        state: Before the move.
+        slots: (N,) assignments of the best start after it.
+    """
+    before = state.slots[state.best]
+    models = {name: values.clone() for name, values in state.models.items()}
+    moved = slots != before
+    for old, new in sorted(set(zip(before[moved].tolist(), slots[moved].tolist(), strict=True))):
+        for values in models.values():
+            values[new] = values[old]
+    return models

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclust.federation.algorithm import Server
-from fedclust.privacy.aggregation import TooFewClients
+from fedclust.privacy.aggregation import NoSum, TooFewClients
 from fedclust.privacy.exposure import determined, extended
 
 
@@ -55,8 +55,10 @@ def without_exposure(known: Tensor, before: Tensor, after: Tensor, n_clusters: i
 
 
 def warn_of_starts(server: Server, n_init: int) -> None:
-    """Notes that several starts tell the server more, so that more moves have to be held back."""
-    if n_init > 1:
+    """Notes what the number of starts means with protected sums."""
+    if n_init == 1:
+        server.note("n_init is 1, as sums are protected; plain sums have 5 starts: compare with n_init=1 there too")
+    else:
         server.note(
             f"n_init is {n_init}: with protected sums every start gives the server equations of its own, so that soon "
             "few clients may move; n_init=null (in Python None) takes one start"
@@ -68,6 +70,14 @@ def only(coefficients: Tensor, clients: Sequence[int]) -> Tensor:
     kept = torch.zeros_like(coefficients)
     kept[:, list(clients)] = coefficients[:, list(clients)]
     return kept
+
+
+def after_refusal(error: NoSum, known: Tensor, coefficients: Tensor | None = None) -> Tensor:
+    """(r, N) what the server may know after a sum that was refused; by default one over all clients of the sum."""
+    if not error.revealed:
+        return known
+    told = torch.ones(1, known.shape[1], dtype=known.dtype) if coefficients is None else coefficients
+    return extended(known, only(told, error.revealed))
 
 
 def survivors_only(known: Tensor, coefficients: Tensor) -> Callable[[Sequence[int]], None]:

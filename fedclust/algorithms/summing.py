@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from fedclust.federation.algorithm import Server
-from fedclust.federation.errors import RoundFailedError
-from fedclust.federation.message import Value
-from fedclust.privacy.aggregation import Aggregation, Sum
+from fedclust.federation.errors import FederationError, RefusedReplyError, RoundFailedError
+from fedclust.federation.message import Message, Value
+from fedclust.privacy.aggregation import Aggregation, Sum, WrongReplies
 
 
 def sum_over_clients(
@@ -20,7 +20,7 @@ def sum_over_clients(
     action: str,
     check: Callable[[Sequence[int]], None] = lambda survivors: None,
 ) -> Sum:
-    """Runs one sum; who fails in a step has dropped out of it.
+    """Runs one sum; who fails in a step, or sends what does not fit, has dropped out of it.
 
     Args:
         server: Carries the messages.
@@ -32,9 +32,18 @@ def sum_over_clients(
         check: Told who is in the sum before its last step reveals it; may raise TooFewClients.
 
     Raises:
-        fedclust.privacy.aggregation.TooFewClients: If fewer are left than the mode needs, or `check` refuses them.
+        fedclust.privacy.aggregation.NoSum: If fewer are left than the mode needs, `check` refuses them, or (where
+            failures are skipped) what they sent in the last step gives no sum.
+        FederationError: For such replies where failures are not skipped.
     """
     aggregator = aggregation.server(to, length, bound, server.context.round)
+
+    def receive(client: int, reply: Message) -> None:
+        try:
+            aggregator.receive(client, reply)
+        except ValueError as error:
+            raise RefusedReplyError(str(error)) from error
+
     for step in aggregation.steps:
         requests = aggregator.requests(step)
         messages = {
@@ -44,8 +53,13 @@ def sum_over_clients(
             check(aggregator.alive)
         # All of those who were asked dropping out is for the mode to judge, which does so when it closes the step.
         with suppress(RoundFailedError):
-            server.ask(action, messages, shared={"mode": aggregation.mode}, on_reply=aggregator.receive)
-    return aggregator.result()
+            server.ask(action, messages, shared={"mode": aggregation.mode}, on_reply=receive)
+    try:
+        return aggregator.result()
+    except WrongReplies as error:
+        if server.backend.on_failure == "raise":
+            raise FederationError(str(error)) from error
+        raise
 
 
 def require_two_clients(server: Server) -> None:

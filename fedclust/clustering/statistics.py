@@ -64,7 +64,7 @@ def silhouette_sum(z: Tensor, labels: Tensor, means: Tensor, counts: Tensor) -> 
     own = distances.gather(1, labels.unsqueeze(1)).squeeze(1)
     others = distances.masked_fill(~held, math.inf).scatter(1, labels.unsqueeze(1), math.inf).min(1).values
     larger = torch.maximum(own, others)
-    scores = torch.where(larger > 0, (others - own) / larger, 0.0)
+    scores = torch.where(larger == 0, 0.0, (others - own) / larger)
     return torch.where(counts[labels] > 1, scores, 0.0).sum()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from fedclust.federation.client import ClientModule
-from fedclust.federation.errors import ClientError, Failure, RoundFailedError
+from fedclust.federation.errors import ClientError, Failure, RefusedReplyError, RoundFailedError
 from fedclust.federation.message import Message, Value, check_message
 from fedclust.federation.resident import ClientSource, Outcome, Resident, Trip
 from fedclust.federation.store import Fingerprints, StateStore, Traffic
@@ -100,7 +101,7 @@ class Backend(ABC):
             to: Client id → its own message.
             shared: Sent to all of them and held once per worker; actions must not change it.
             on_reply: Called with (client id, reply) in client-id order as replies are consumed; replies are then not
-                kept and the returned dict is empty.
+                kept and the returned dict is empty. A RefusedReplyError from it counts as a failure of the client.
 
         Returns:
             Client id → reply, for the clients that succeeded.
@@ -124,17 +125,22 @@ class Backend(ABC):
         # Closed at once when a failure ends the trip, so that nobody goes on working for it.
         with closing(self.run(names, messages, shared)) as outcomes:
             for outcome in in_order(outcomes, list(messages)):
-                if outcome.failure is not None:
-                    failed.append(outcome.failure)
-                    self.failures.append(outcome.failure)
-                    if self.on_failure == "raise":
-                        raise ClientError(outcome.failure) from outcome.error
-                    continue
-                merged = self._accept(outcome)
-                if on_reply is None:
-                    replies[outcome.client] = merged
-                else:
-                    on_reply(outcome.client, merged)
+                failure, error = outcome.failure, outcome.error
+                if failure is None:
+                    merged = self._accept(outcome)
+                    try:
+                        if on_reply is None:
+                            replies[outcome.client] = merged
+                        else:
+                            on_reply(outcome.client, merged)
+                        continue
+                    except RefusedReplyError as refusal:
+                        failure = Failure(outcome.client, self.round, names[0], str(refusal), traceback.format_exc())
+                        error = refusal
+                failed.append(failure)
+                self.failures.append(failure)
+                if self.on_failure == "raise":
+                    raise ClientError(failure) from error
         if len(failed) == len(messages):
             raise RoundFailedError(failed)
         return replies

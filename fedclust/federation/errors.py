@@ -50,6 +50,10 @@ class RoundFailedError(FederationError):
         self.failures = failures
 
 
+class RefusedReplyError(FederationError):
+    """A client's reply does not fit and is not used; the client has failed then, as if its action had raised."""
+
+
 class NonFiniteError(FederationError):
     """A model, or what it computes, is no longer made of finite numbers."""
 

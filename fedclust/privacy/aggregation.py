@@ -31,8 +31,31 @@ T = TypeVar("T")
 _EXACT = 2**53
 
 
-class TooFewClients(ValueError):
+class NoSum(ValueError):
+    """No sum is given.
+
+    Attributes:
+        revealed: Ids of clients whose sum the server can perhaps work out nevertheless.
+    """
+
+    revealed: tuple[int, ...] = ()
+
+
+class TooFewClients(NoSum):
     """Fewer clients are left than a sum needs; nothing was revealed and nothing is returned."""
+
+
+class WrongReplies(NoSum):
+    """What clients sent in the last step does not give a sum; some of it may be right.
+
+    Args:
+        text: What is wrong.
+        revealed: See `NoSum`.
+    """
+
+    def __init__(self, text: str, revealed: tuple[int, ...]) -> None:
+        super().__init__(text)
+        self.revealed = revealed
 
 
 @dataclass(frozen=True)
@@ -186,7 +209,8 @@ class AggregationServer(ABC):
 
         Raises:
             TooFewClients: If too few replied to the last step, which then stays open for further replies.
-            ValueError: If steps are left, or what was received does not fit together.
+            WrongReplies: If what was received does not fit together.
+            ValueError: If steps are left.
         """
         if self._sum is None:
             if self._position < len(self.steps):

@@ -38,6 +38,7 @@ from fedclust.privacy.aggregation import (
     as_vector,
     read,
 )
+from fedclust.privacy.tenseal_io import ciphertexts, context_from, form_of, load_tenseal
 
 # Bits of the modulus at 128 bits of security, by degree (Homomorphic Encryption Security Standard, 2018, Table 1).
 _MODULUS_LIMIT = {4096: 109, 8192: 218, 16384: 438}
@@ -45,19 +46,6 @@ _MODULUS_LIMIT = {4096: 109, 8192: 218, 16384: 438}
 _USEFUL_BITS = 60
 _DEVIATIONS = 12
 _COARSEST = 2.0**-10
-
-
-def load_tenseal() -> ModuleType:
-    """The package TenSEAL.
-
-    Raises:
-        ImportError: naming the extra, if it is not installed.
-    """
-    try:
-        import tenseal
-    except ImportError as error:
-        raise ImportError("mode 'ckks' needs TenSEAL: pip install 'fedclust[he]'") from error
-    return tenseal
 
 
 class CKKSClient(AggregationClient):
@@ -73,7 +61,7 @@ class CKKSClient(AggregationClient):
             raise ValueError(f"{self.who}: refuses step {step!r} of round {round}: it holds no key of that round")
         secret = tenseal.context_from(read(self._state, "secret", bytes, self.who))
         length = read(request, "length", int, self.who)
-        parts = [part.decrypt() for part in _ciphertexts(tenseal, secret, request, self.who)]
+        parts = [part.decrypt() for part in ciphertexts(tenseal, secret, request, self.who)]
         total = np.concatenate([np.asarray(part, dtype=np.float64) for part in parts])[:length]
         total *= read(request, "unit", float, self.who)
         # The secret key is forgotten, so that it cannot decrypt anything else.
@@ -96,7 +84,7 @@ class CKKSClient(AggregationClient):
         length, bound = read(request, "length", int, self.who), read(request, "bound", float, self.who)
         slots, step = read(request, "slots", int, self.who), read(request, "step_size", float, self.who)
         values = _to_grid(as_vector(vector, length, bound, self.who), step) / read(request, "unit", float, self.who)
-        context = tenseal.context_from(read(request, "context", bytes, self.who))
+        context = context_from(tenseal, read(request, "context", bytes, self.who), self.who)
         if context.has_secret_key():
             raise ValueError(
                 f"{self.who}: was sent a secret key; the server could decrypt its vector, so it sends none"
@@ -165,16 +153,21 @@ class CKKSServer(AggregationServer):
             self._total = as_vector(total, self.length, (self.bound + self.step) * len(self._survivors), who)
 
     def _take_context(self, context: bytes, who: str) -> None:
-        public = self._tenseal.context_from(context)
+        public = context_from(self._tenseal, context, who)
         if public.has_secret_key():
             raise ValueError(f"{who}: sent its secret key; it is not kept")
         self._context, self._public = context, public
 
     def _add(self, reply: Mapping[str, Value], who: str) -> None:
-        chunks = _ciphertexts(self._tenseal, self._public, reply, who)
+        chunks = ciphertexts(self._tenseal, self._public, reply, who)
         sizes, wanted = [chunk.size() for chunk in chunks], self._sizes()
         if sizes != wanted:
             raise ValueError(f"{who}: needs ciphertexts of {wanted} values, got {sizes}")
+        # Checked for all chunks before any is added: a refused reply must leave nothing behind.
+        form = (2.0**self.options.scale_bits, 2, len(self.options.modulus_bits) - 1)
+        forms = {form_of(part) for chunk in chunks for part in chunk.ciphertext()}
+        if forms != {form}:
+            raise ValueError(f"{who}: needs ciphertexts of (scale, polynomials, primes) {form}, got {sorted(forms)}")
         if not self._sums:
             self._sums = chunks
         else:
@@ -278,15 +271,6 @@ def check_parameters(degree: int, modulus_bits: Iterable[int]) -> tuple[int, ...
             f"128 bits of security at degree {degree}, got {sizes}"
         )
     return sizes
-
-
-def _ciphertexts(tenseal: ModuleType, context: Any, message: Mapping[str, Value], who: str) -> list[Any]:
-    count = sum(name.startswith("chunk/") for name in message)
-    chunks = [read(message, f"chunk/{at}", bytes, who) for at in range(count)]
-    try:
-        return [tenseal.ckks_vector_from(context, chunk) for chunk in chunks]
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"{who}: what was sent is no ciphertext of these parameters: {error}") from error
 
 
 def _to_grid(values: np.ndarray, step: float) -> np.ndarray:

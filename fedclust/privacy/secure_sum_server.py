@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fedclust.privacy.aggregation import AggregationServer, Message, Sum, Value, read
+from fedclust.privacy.aggregation import AggregationServer, Message, Sum, Value, WrongReplies, read
 from fedclust.privacy.fixed_point import FixedPoint
 from fedclust.privacy.masking import KEY_BYTES, PairKeys, add_mask, commitment, derive_key, public_key
 from fedclust.privacy.secure_sum_client import KEYS_BYTES, SEALED_BYTES, check_threshold
@@ -103,6 +103,12 @@ class SecureSumServer(AggregationServer):
             self._letters = {}
 
     def _result(self) -> Sum:
+        try:
+            return self._unmasked()
+        except ValueError as error:
+            raise WrongReplies(str(error), self._survivors) from error
+
+    def _unmasked(self) -> Sum:
         """Takes the masks off: the survivors' own, and those that they share with members who dropped out."""
         total, points = self._masked.copy(), dict(zip(self._roster, range(1, len(self._roster) + 1)))
         for place, member in enumerate(self._members):
@@ -132,7 +138,7 @@ class SecureSumServer(AggregationServer):
     def _wrong_share(self, member: int) -> ValueError:
         return ValueError(
             f"{self.mode}, round {self.round}: a share of client {member}'s secret is wrong; no sum is given. "
-            f"Shares came from {list(self.alive)}"
+            f"One of clients {list(self.alive)} sent it"
         )
 
 
