@@ -235,7 +235,7 @@ def _widths(data: FederatedDataModule, hidden_dims: Sequence[int] | None, latent
     features = int(np.prod(data.input_shape))
     hidden = [128] if features <= 256 else [512, 256]
     return {
-        "hidden_dims": hidden if hidden_dims is None else list(hidden_dims),
+        "hidden_dims": hidden if hidden_dims is None else hidden_dims,
         "latent_dim": min(5, features) if latent_dim is None else latent_dim,
     }
 

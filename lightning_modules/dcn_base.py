@@ -73,6 +73,8 @@ class DCNBase(ClientModule):
             positive_int("n_clusters", n_clusters),
             positive_int("latent_dim", latent_dim),
         )
+        if not isinstance(hidden_dims, Sequence) or isinstance(hidden_dims, str):
+            raise ValueError(f"hidden_dims must be a list of widths such as [128, 64], got {hidden_dims!r}")
         self.hidden_dims = [positive_int(f"hidden_dims[{i}]", width) for i, width in enumerate(hidden_dims)]
         if not self.hidden_dims:
             raise ValueError("hidden_dims must name at least one layer")

@@ -13,7 +13,7 @@ import fedclust
 from fedclust.clustering.statistics import silhouette_sum
 from fedclust.federation.client import action
 from fedclust.federation.errors import ClientError, FederationError
-from lightning_modules import Classifier, FLAMECHEClient
+from lightning_modules import DCN, Classifier, FLAMECHEClient
 
 
 class Cheat(Classifier):
@@ -122,3 +122,94 @@ def test_one_start_of_protected_sums_is_noted() -> None:
     method = fedclust.FLAMECHE(2, round_epochs=0, aggregation="secure_sum")
     result = fedclust.federate(method, FLAMECHEClient("linear"), data, rounds=1, progress=False)
     assert any("n_init is 1, as sums are protected" in note for note in result.notes)
+
+
+def test_widths_without_quotes_are_no_date_and_merge_keys_are_read(tmp_path: Any) -> None:
+    from tuning.space import load_space
+
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "parameters:\n"
+        "  a.hidden_dims: {kind: layers, choices: [1024-12-16, [64, 32]]}\n"
+        "  a.lr: &range {kind: log_float, low: 1e-4, high: 1}\n"
+        "  b.lr: {<<: *range, high: 10, when: {hidden_dims: [[64, 32]]}}\n"
+    )
+    widths, first, second = load_space(file).parameters
+    assert vars(widths.distribution)["choices"] == ("1024-12-16", "64-32")
+    assert (vars(first.distribution)["high"], vars(second.distribution)["high"]) == (1.0, 10.0)
+    assert second.when == {"hidden_dims": ["64-32"]}
+
+
+@pytest.mark.parametrize("path", ["name", "runs_root", "ckpt_path", "trainer.enable_progress_bar"])
+def test_what_a_study_sets_itself_is_not_searched(path: str) -> None:
+    from tuning.space import parse_space
+
+    entry = {"kind": "categorical", "choices": ["a", "b"]}
+    with pytest.raises(ValueError, match=f"space: {path} cannot be searched"):
+        parse_space({"parameters": {path: entry}}, "space")
+
+
+@pytest.mark.parametrize("entry", [{"high": 10**400}, {"low": 1e-320, "high": 1e308, "step": 1e-300}])
+def test_numbers_beyond_reason_name_their_parameter(entry: dict[str, Any]) -> None:
+    from tuning.space import parse_space
+
+    with pytest.raises(ValueError, match=r"space: model\.lr"):
+        parse_space({"parameters": {"model.lr": {"kind": "float", "low": 0, **entry}}}, "space")
+
+
+def test_a_term_that_is_never_computed_is_no_metric() -> None:
+    method = fedclust.FedDCN(geometry_pretrain=0.0, geometry_federated=0.0)
+    assert {"train/geom", "train/recon"} & method.metric_names(labels=False) == {"train/recon"}
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("model: lightning_modules.FMCLClient: Option 'learning_rate' is not accepted", "; FMCLClient takes encoder, "),
+        ("model: fedclust.FMCL: Option 'nclusters' is not accepted", "; did you mean n_clusters?"),
+        ("unrecognized arguments: --trainer.max_epoch 3", "; did you mean --trainer.max_epochs?"),
+        ("there is no class Processes, give its import path", "; did you mean fedclust.Processes?"),
+        ("there is no class Nowhere, give its import path", None),
+        ("model: nowhere.Kind: Option 'x' is not accepted", None),
+    ],
+)
+def test_wrong_names_get_a_hint(text: str, hint: str | None) -> None:
+    from fedclust.launch.hints import with_hint
+
+    found = with_hint(text)
+    assert found == text if hint is None else found.startswith(text + hint)
+
+
+def test_hidden_dims_must_be_a_list() -> None:
+    with pytest.raises(ValueError, match=r"hidden_dims must be a list of widths such as \[128, 64\], got 128"):
+        fedclust.cluster([np.eye(12, dtype=np.float32)] * 2, n_clusters=2, hidden_dims=128)  # type: ignore[arg-type]
+
+
+def test_central_training_refuses_other_precisions(tmp_path: Any) -> None:
+    import pytorch_lightning as pl
+
+    data = fedclust.FederatedDataModule("digits", fedclust.Iid(2), seed=0)
+    trainer = pl.Trainer(
+        precision="bf16-true", max_epochs=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path
+    )
+    with pytest.raises(ValueError, match="precision 'bf16-true' cannot be used"):
+        trainer.fit(DCN(10, hidden_dims=[16], latent_dim=2), data)
+
+
+def test_a_file_that_is_no_journal_is_named(tmp_path: Any) -> None:
+    from tuning.storage import StorageError, StorageName
+
+    for content in ('{"a": 1}\n', "5\n"):
+        file = tmp_path / "file.log"
+        file.write_text(content)
+        with pytest.raises(StorageError, match=r"--storage journal:.*is no journal of Optuna"):
+            StorageName.of(f"journal:{file}", tmp_path).open()
+
+
+def test_starting_workers_is_no_part_of_a_stage() -> None:
+    data = fedclust.FederatedDataModule("digits", fedclust.Iid(2), seed=0)
+    result = fedclust.federate(
+        fedclust.FedAvg(), Classifier("linear"), data, rounds=1, backend=fedclust.Processes(1), progress=False
+    )
+    seconds = result.summary["seconds"]
+    assert seconds["workers"] > seconds["train"]

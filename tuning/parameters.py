@@ -168,7 +168,7 @@ def _choices(where: str, kind: str, entry: Mapping[str, Any]) -> BaseDistributio
     if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
         raise ValueError(f"{where}: kind {kind} needs a list of at least one of choices, got {choices!r}")
     if kind == "layers":
-        choices = ["-".join(map(str, choice)) if isinstance(choice, list) else str(choice) for choice in choices]
+        choices = [_layers(choice) for choice in choices]
         for choice in choices:
             if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)*", choice):
                 raise ValueError(f"{where}: layers are widths such as 512-256-128, got {choice!r}")
@@ -179,6 +179,10 @@ def _choices(where: str, kind: str, entry: Mapping[str, Any]) -> BaseDistributio
     if len(set(choices)) < len(choices):
         raise ValueError(f"{where}: choices must differ (1, 1.0 and true are equal), got {list(choices)}")
     return CategoricalDistribution(choices)
+
+
+def _layers(widths: Any) -> str:
+    return "-".join(map(str, widths)) if isinstance(widths, list) else str(widths)
 
 
 def _condition(
@@ -194,7 +198,7 @@ def _condition(
             problem = "comes later: write it above this one" if other in known else "is no parameter of this space"
             raise ValueError(f"{where}: its condition names {other!r}, which {problem}")
         parameter = earlier[other]
-        values = [str(value) for value in _as_list(allowed)] if parameter.kind == "layers" else _as_list(allowed)
+        values = [_layers(value) for value in _as_list(allowed)] if parameter.kind == "layers" else _as_list(allowed)
         possible = parameter.distribution
         if not isinstance(possible, CategoricalDistribution):
             raise ValueError(

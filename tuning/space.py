@@ -17,6 +17,8 @@ from tuning.parameters import Parameter, Value, parse_parameter
 
 Values = dict[str, Value]
 _SPACES = Path(__file__).parent / "spaces"
+_NOT_SEARCHED = ("name", "runs_root", "ckpt_path", "trainer.enable_progress_bar")
+_MERGE, _DATE = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:timestamp"
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,17 @@ def parse_space(content: Any, source: str) -> Space:
     for path in entries:
         if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
             raise ValueError(f"{source}: {path!r} is no dotted path such as model.init_args.client.init_args.lr")
+        if path in _NOT_SEARCHED:
+            raise ValueError(f"{source}: {path} cannot be searched: a study sets it itself for every trial")
     names = _short_names(list(entries))
     parameters: list[Parameter] = []
     for path, entry in entries.items():
         earlier = {key: known for known in parameters for key in (known.path, known.name)}
         later = {key for other in entries for key in (other, names[other])}
-        parameters.append(parse_parameter(path, names[path], entry, earlier, later, source))
+        try:
+            parameters.append(parse_parameter(path, names[path], entry, earlier, later, source))
+        except ArithmeticError as error:
+            raise ValueError(f"{source}: {path}: a number is too large or too small: {entry!r}") from error
     return Space(tuple(parameters), source)
 
 
@@ -157,10 +164,16 @@ def _short_names(paths: list[str]) -> dict[str, str]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error, not a silent replacement."""
+    """YAML in which a key that is given twice is an error, not a silent replacement, and 1024-64-16 is no date."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [json.dumps(self.construct_object(key, deep=True), default=str) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != _MERGE]
+        keys = [json.dumps(self.construct_object(key, deep=True), default=str) for key in own]
         twice = sorted({key for key in keys if keys.count(key) > 1})
         if twice:
             raise yaml.constructor.ConstructorError(None, None, f"{', '.join(twice)} given twice", node.start_mark)

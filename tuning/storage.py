@@ -103,8 +103,11 @@ class StorageName:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             if self.url.startswith(JOURNAL):
                 assert file is not None
-                backend = JournalFileBackend(str(file), lock_obj=JournalFileOpenLock(str(file)))
-                return optuna.storages.JournalStorage(backend)
+                try:
+                    backend = JournalFileBackend(str(file), lock_obj=JournalFileOpenLock(str(file)))
+                    return optuna.storages.JournalStorage(backend)
+                except (KeyError, TypeError, OSError) as error:
+                    raise StorageError(f"--storage {self.shown}: is no journal of Optuna: {error!r}") from error
             options: dict[str, Any] = {}
             if self.url.startswith("sqlite"):
                 options = {"connect_args": {"timeout": _BUSY_SECONDS}}

@@ -20,6 +20,7 @@ from tuning.objectives import label_note
 from tuning.processes import alive
 
 _SHOWN_FAILURES = 5
+_STOPPED = ("killed", "interrupted")
 _TRIALS_PER_PARAMETER = 5
 
 
@@ -238,7 +239,7 @@ def _counts_line(counted: Mapping[str, Any], asked: int) -> str:
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        f"  failed       trial {entry['trial']}: {entry['reason']}"
+        f"  {'stopped' if entry['reason'] in _STOPPED else 'failed':<11}  trial {entry['trial']}: {entry['reason']}"
         + (f", {entry['detail']}" if entry["detail"] else "")
         + f"; {entry['params']}"
         for entry in failures[:_SHOWN_FAILURES]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclust.cores import available_cores, thread_variables
+from fedclust.federation.pool import script_hint
 from tuning.blueprint import Blueprint
 from tuning.ledger import Ledger, Settings, worker_of
 from tuning.storage import StorageName
@@ -117,7 +118,8 @@ class Crew:
         code = process.exitcode or 0
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         if not any(worker_of(trial).get("pid") == process.pid for trial in self.ledger.trials()):
-            raise WorkerError(f"a worker died before its first trial ({how}); fewer --jobs need less memory")
+            hint = "fewer --jobs need less memory" if code < 0 else script_hint()
+            raise WorkerError(f"a worker died before its first trial ({how}); {hint}")
         self._deaths += 1
         if self._deaths > _DEATHS_PER_WORKER * self.order.settings.jobs:
             raise WorkerError(f"{self._deaths} workers died ({how} at last, in trials {lost}); the study stops here")

@@ -109,7 +109,7 @@ class FedDCN(ClusteringAlgorithm):
 
     def metric_names(self, labels: bool) -> frozenset[str]:
         """Validation metrics and training terms."""
-        return super().metric_names(labels) | {f"train/{name}" for name in ("loss", "recon", "clust", "geom")}
+        return super().metric_names(labels) | {"train/loss", *self.loss_terms()}
 
     def loss_terms(self) -> tuple[str, ...]:
         """The unweighted terms of stage 3; one whose weight is 0 is not computed, so it is left out."""

@@ -261,7 +261,10 @@ def _raw_from_list(clients: list[Any]) -> RawData:
         xs.append(_numpy(parts[0], f"client {number}: x"))
         ys.append(_labels(parts[1] if len(parts) == 2 else None, f"client {number}: y"))
         if xs[-1].ndim < 2 or len(xs[-1]) == 0:
-            raise ValueError(f"client {number}: x must have shape (n, features...) with n > 0, got {xs[-1].shape}")
+            raise ValueError(
+                f"client {number}: x must have shape (n, features...) with n > 0, got {xs[-1].shape}"
+                + ("; leave out clients without rows" if len(xs[-1]) == 0 else "")
+            )
         if xs[-1].shape[1:] != xs[0].shape[1:] or xs[-1].dtype != xs[0].dtype:
             raise ValueError(
                 f"client {number}: rows are {xs[-1].dtype} {xs[-1].shape[1:]}, "

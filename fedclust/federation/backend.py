@@ -71,6 +71,10 @@ class Backend(ABC):
         """Goes on, without forgetting anything, on this device and in this precision."""
         self.resident = replace(self.resident, device=device, precision=precision)
 
+    def open(self) -> bool:
+        """Starts whatever runs beside this process, which the next question would do; whether it started anything."""
+        return False
+
     def close(self) -> None:  # noqa: B027 (most backends have nothing to end)
         """Ends whatever runs beside this process for the backend; the next question starts it again."""
 

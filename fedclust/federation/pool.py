@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import secrets
 import signal
+import sys
 import weakref
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -33,6 +34,13 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context
+
+
+def script_hint() -> str:
+    """What most often keeps a new process from starting, as it imports the script that this one runs."""
+    if getattr(sys.modules["__main__"], "__file__", None) == "<stdin>":
+        return "a script from standard input cannot start processes: save it as a file"
+    return 'a script needs `if __name__ == "__main__":`'
 
 
 class Worker:
@@ -70,7 +78,7 @@ class Worker:
                 failed = self.connection.recv()
             except (EOFError, OSError):
                 self.process.join(_END_SECONDS)
-                failed = f'it ended at once ({self.end()}); a script needs `if __name__ == "__main__":`'
+                failed = f"it ended at once ({self.end()}); {script_hint()}"
         if failed:
             raise WorkerError(f"worker process {self.number} could not start: {failed.strip().splitlines()[-1]}")
 

@@ -36,7 +36,8 @@ class Processes(Backend):
 
     Workers start with the first question, a few seconds that later rounds do not have, and end with the run. They are
     new processes that import what they need, no copies of this one: a script needs the usual
-    `if __name__ == "__main__":`, and the client's class must be importable.
+    `if __name__ == "__main__":`, and the client's class must be importable. They cannot start processes of their own:
+    no `DataLoader` with workers and no `multiprocessing` in a client's code.
 
     Args:
         workers: Number of worker processes; "auto" takes the cores of this machine divided by `threads`.
@@ -102,6 +103,12 @@ class Processes(Backend):
         if self.workers == "auto":
             return max(1, available_cores() // (self.threads or 1))
         return int(self.workers)
+
+    def open(self) -> bool:
+        """Starts the workers; whether there were none yet."""
+        started = self._pool is None
+        self._ready()
+        return started
 
     def close(self) -> None:
         """Ends the workers; the next question starts new ones."""

@@ -8,6 +8,7 @@ from argparse import ArgumentError
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from fedclust.federation.errors import FederationError
+from fedclust.launch.hints import with_hint
 
 _EXPECTED = (
     ValueError,
@@ -30,7 +31,7 @@ def explain(error: BaseException) -> str:
     if "tensorboard" in str(error).lower() and "not met" in str(error):
         return "trainer.logger: TensorBoardLogger needs tensorboard: pip install 'fedclust[tensorboard]', or CSVLogger"
     if isinstance(error, ArgumentError) or _UNION.search(str(error)):
-        return tidy_parser_error(str(error))
+        return with_hint(tidy_parser_error(str(error)))
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and "loading state_dict" in text:
         first = text.partition("size mismatch for ")[2].partition(" size mismatch for ")[0] or text
@@ -39,7 +40,7 @@ def explain(error: BaseException) -> str:
         hint = "; trainer.accelerator cpu always works" if "backend found" in text else ""
         return f"trainer: {text}{hint}"
     if isinstance(error, _EXPECTED) and text:
-        return text
+        return with_hint(text)
     return f"unexpected {type(error).__name__}: {text} (FEDCLUST_DEBUG=1 or --debug shows where)"
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import fedclust
 from fedclust.algorithms.flameche import FLAMECHE
-from fedclust.algorithms.flameche_state import matching
+from fedclust.algorithms.flameche_state import inherited, matching
 from fedclust.clustering.mixtures import Metadata, Spherical
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition import Iid
@@ -135,7 +135,7 @@ def test_reclustered_clients_keep_the_model_that_they_had(run: Any) -> None:
     victim = int(moved[0])
     empty = next(cluster for cluster in range(3) if cluster != victim)
     moved[0] = empty
-    models = loop.algorithm._inherited(state, moved)
+    models = inherited(state, moved)
     for name, values in models.items():
         assert torch.equal(values[empty], state.models[name][victim])
 
