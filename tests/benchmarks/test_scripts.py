@@ -26,7 +26,7 @@ OTHERS = {
     "tiny_clients": "--clients 4 --epochs 1 --rounds 1",
 }
 # They need minutes, an encoder's weights or a checkpoint.
-LONG = {"digits_baselines", "feddcn_encoded", "feddcn_optima", "reproduce_feddcn"}
+LONG = {"digits_baselines", "feddcn_encoded", "feddcn_optima", "reproduce_feddcn", "tuning_objectives"}
 TABLES = {
     "distances": "distances.md",
     "leakage_pa_cfl": "leakage_pa_cfl.md",
