@@ -213,3 +213,14 @@ def test_starting_workers_is_no_part_of_a_stage() -> None:
     )
     seconds = result.summary["seconds"]
     assert seconds["workers"] > seconds["train"]
+
+
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedclust.cli.commands
+    from fedclust.cli import main
+
+    def interrupted(*arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fedclust.cli.commands, "run_command", interrupted)
+    assert main(["fit", "--config", "feddcn_digits"]) == 130

@@ -17,7 +17,7 @@ from tuning.objectives import label_note
 
 
 class Display:
-    """A bar in a terminal, elsewhere a line per finished trial.
+    """A bar in a terminal, elsewhere a line where a trial begins and one where it ends.
 
     Args:
         blueprint: Names the objective.
@@ -33,6 +33,7 @@ class Display:
         self._stream = stream
         self._bar: tqdm[Any] | None = None
         self._shown: set[int] | None = None
+        self._begun: set[int] = set()
         self._best = ""
         self._running: dict[int, int] = {}
         self._last = 0.0
@@ -57,6 +58,9 @@ class Display:
             if trial.number not in self._shown:
                 self._shown.add(trial.number)
                 self._write(f"{finished}/{self.total} trials  trial {trial.number}: {_ended(trial)}  {self._best}")
+        for number in sorted(self._running.keys() - self._begun):
+            self._begun.add(number)
+            self._write(f"{finished}/{self.total} trials  trial {number}: begun")
 
     def round(self, number: int, done: int) -> None:
         """Shows that a running trial has done a round."""

@@ -31,7 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: 0 done, 1 the run failed, 2 it could not start (usage, configuration, data), 130 interrupted.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # while modules are imported; runs handle it themselves
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
     usage = _USAGE.format(commands="\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items()))
     if not arguments:
         sys.stderr.write(usage)

@@ -47,8 +47,11 @@ def test_lines_where_there_is_no_terminal(studied):
     lines = studied(io.StringIO()).splitlines()
     assert lines == [
         "0/3 trials  best val/dbi none yet, uses no labels",
+        "0/3 trials  trial 0: begun",
         "1/3 trials  trial 0: complete  best val/dbi 1 (trial 0), uses no labels",
+        "1/3 trials  trial 1: begun",
         "2/3 trials  trial 1: failed (nan)  best val/dbi 1 (trial 0), uses no labels",
+        "2/3 trials  trial 2: begun",
         "3/3 trials  trial 2: complete  best val/dbi 1 (trial 0), uses no labels",
     ]
 
