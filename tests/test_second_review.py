@@ -41,8 +41,8 @@ def fit(folder: Path, rounds: int, *more: str) -> tuple[int, dict[str, Any], Pat
 def test_bytes_of_a_run_hold_the_final_test_and_all_rounds(tmp_path: Path) -> None:
     code, summary, run = fit(tmp_path, 3)
     assert code == 0
-    # Three validations and the test: each of 5 clients sends 10 distance sums and one silhouette in float64.
-    assert summary["bytes"]["disperse"]["up"] == 4 * 5 * 88
+    # Three validations and the test: each of 5 clients sends 10 distance sums and two silhouettes in float64.
+    assert summary["bytes"]["disperse"]["up"] == 4 * 5 * 96
     with (run / "metrics.csv").open() as file:
         rows = [float(row["bytes/up"]) for row in csv.DictReader(file)]
     one_round = (summary["bytes"]["update"]["up"] + summary["bytes"]["cluster"]["up"]) / 3
