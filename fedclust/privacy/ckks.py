@@ -28,17 +28,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedclust.checks import positive_int
-from fedclust.privacy.aggregation import (
-    AggregationClient,
-    AggregationServer,
-    Message,
-    Sum,
-    TooFewClients,
-    Value,
-    as_vector,
-    read,
-)
+from fedclust.privacy.aggregation import AggregationClient, AggregationServer, Sum, TooFewClients
 from fedclust.privacy.tenseal_io import ciphertexts, context_from, form_of, load_tenseal
+from fedclust.privacy.values import Message, Value, as_vector, read
 
 # Bits of the modulus at 128 bits of security, by degree (Homomorphic Encryption Security Standard, 2018, Table 1).
 _MODULUS_LIMIT = {4096: 109, 8192: 218, 16384: 438}

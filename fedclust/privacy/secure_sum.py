@@ -26,9 +26,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedclust.privacy.aggregation import Value
 from fedclust.privacy.secure_sum_client import SecureSumClient
 from fedclust.privacy.secure_sum_server import SecureSumServer
+from fedclust.privacy.values import Value
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedclust.privacy.aggregation import AggregationClient, Message, Value, as_vector, read
+from fedclust.privacy.aggregation import AggregationClient
 from fedclust.privacy.fixed_point import FixedPoint
 from fedclust.privacy.masking import (
     KEY_BYTES,
@@ -25,6 +25,7 @@ from fedclust.privacy.masking import (
     unseal,
 )
 from fedclust.privacy.shamir import SHARE_BYTES, split_secret
+from fedclust.privacy.values import Message, Value, as_vector, read
 
 KEYS_BYTES = 2 * KEY_BYTES
 """Two public keys: one for sealing shares, one for masks."""

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fedclust.privacy.aggregation import AggregationServer, Message, Sum, Value, WrongReplies, read
+from fedclust.privacy.aggregation import AggregationServer, Sum, WrongReplies
 from fedclust.privacy.fixed_point import FixedPoint
 from fedclust.privacy.masking import KEY_BYTES, PairKeys, add_mask, commitment, derive_key, public_key
 from fedclust.privacy.secure_sum_client import KEYS_BYTES, SEALED_BYTES, check_threshold
 from fedclust.privacy.shamir import SHARE_BYTES, recover_secret
+from fedclust.privacy.values import Message, Value, read
 
 
 class SecureSumServer(AggregationServer):

@@ -11,19 +11,10 @@ import numpy as np
 import torch
 
 from fedclust.checks import choice
-from fedclust.privacy.aggregation import (
-    Aggregation,
-    AggregationClient,
-    AggregationServer,
-    Message,
-    Sum,
-    Value,
-    as_vector,
-    client_ids,
-    read,
-)
+from fedclust.privacy.aggregation import Aggregation, AggregationClient, AggregationServer, Sum
 from fedclust.privacy.ckks import CKKSSum
 from fedclust.privacy.secure_sum import SecureSum
+from fedclust.privacy.values import Message, Value, as_vector, client_ids, read
 
 MODES = ("plain", "secure_sum", "ckks")
 

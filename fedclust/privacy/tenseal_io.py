@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from fedclust.privacy.aggregation import Value, read
+from fedclust.privacy.values import Value, read
 
 
 def load_tenseal() -> ModuleType:
