@@ -71,9 +71,13 @@ class Backend(ABC):
         """Goes on, without forgetting anything, on this device and in this precision."""
         self.resident = replace(self.resident, device=device, precision=precision)
 
-    def open(self) -> bool:
-        """Starts whatever runs beside this process, which the next question would do; whether it started anything."""
-        return False
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing has to be started before the next question."""
+        return True
+
+    def open(self) -> None:  # noqa: B027 (most backends have nothing to start)
+        """Starts whatever runs beside this process, which the next question would do otherwise."""
 
     def close(self) -> None:  # noqa: B027 (most backends have nothing to end)
         """Ends whatever runs beside this process for the backend; the next question starts it again."""
@@ -119,32 +123,19 @@ class Backend(ABC):
         shared = check_message(shared or {}, "server")
         messages = {client: check_message(to[client], "server") for client in sorted(to)}
         self._check(names, messages, shared)
-        fingerprints = Fingerprints()
-        common = fingerprints.of(shared)
-        for client, message in messages.items():
-            prints = {**common, **fingerprints.of_tensors(message)}
-            self.traffic.down(names[0], client, {**shared, **message}, prints)
+        self._count_down(names[0], messages, shared)
         replies: dict[int, Message] = {}
         failed: list[Failure] = []
         # Closed at once when a failure ends the trip, so that nobody goes on working for it.
         with closing(self.run(names, messages, shared)) as outcomes:
-            for outcome in in_order(outcomes, list(messages)):
-                failure, error = outcome.failure, outcome.error
-                if failure is None:
-                    merged = self._accept(outcome)
-                    try:
-                        if on_reply is None:
-                            replies[outcome.client] = merged
-                        else:
-                            on_reply(outcome.client, merged)
-                        continue
-                    except RefusedReplyError as refusal:
-                        failure = Failure(outcome.client, self.round, names[0], str(refusal), traceback.format_exc())
-                        error = refusal
-                failed.append(failure)
-                self.failures.append(failure)
+            for arrived in in_order(outcomes, list(messages)):
+                outcome = self._deliver(arrived, names[0], on_reply or replies.__setitem__)
+                if outcome.failure is None:
+                    continue
+                failed.append(outcome.failure)
+                self.failures.append(outcome.failure)
                 if self.on_failure == "raise":
-                    raise ClientError(failure) from error
+                    raise ClientError(outcome.failure) from outcome.error
         if len(failed) == len(messages):
             raise RoundFailedError(failed)
         return replies
@@ -152,6 +143,25 @@ class Backend(ABC):
     @abstractmethod
     def run(self, actions: list[str], messages: Mapping[int, Message], shared: Message) -> Generator[Outcome]:
         """Runs the actions on every client; yields outcomes in any order."""
+
+    def _count_down(self, action: str, messages: Mapping[int, Message], shared: Message) -> None:
+        fingerprints = Fingerprints()
+        common = fingerprints.of(shared)
+        for client, message in messages.items():
+            prints = {**common, **fingerprints.of_tensors(message)}
+            self.traffic.down(action, client, {**shared, **message}, prints)
+
+    def _deliver(self, outcome: Outcome, action: str, to: OnReply) -> Outcome:
+        """Hands the reply over; returns the outcome, which is a failure if the reply was refused."""
+        if outcome.failure is not None:
+            return outcome
+        reply = self._accept(outcome)
+        try:
+            to(outcome.client, reply)
+        except RefusedReplyError as refusal:
+            failure = Failure(outcome.client, self.round, action, str(refusal), traceback.format_exc())
+            return replace(outcome, failure=failure, error=refusal)
+        return outcome
 
     def _accept(self, outcome: Outcome) -> Message:
         self.states.put(outcome.client, outcome.state)

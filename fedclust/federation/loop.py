@@ -174,9 +174,9 @@ class FederatedLoop(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         """Does all that comes before the first round, unless a checkpoint brought it, and saves it."""
-        start = time.perf_counter()
-        if self.backend.open():
-            self.server.seconds["workers"] = time.perf_counter() - start
+        if not self.backend.is_open:
+            with self.server.stage("workers"):
+                self.backend.open()
         if self._state is not None:
             return
         with self._round(0):

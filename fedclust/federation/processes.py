@@ -104,11 +104,14 @@ class Processes(Backend):
             return max(1, available_cores() // (self.threads or 1))
         return int(self.workers)
 
-    def open(self) -> bool:
-        """Starts the workers; whether there were none yet."""
-        started = self._pool is None
+    @property
+    def is_open(self) -> bool:
+        """Whether the workers run."""
+        return self._pool is not None
+
+    def open(self) -> None:
+        """Starts the workers, unless they run."""
         self._ready()
-        return started
 
     def close(self) -> None:
         """Ends the workers; the next question starts new ones."""

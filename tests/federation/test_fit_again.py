@@ -12,6 +12,7 @@ from fedclust.algorithms.feddcn import FedDCN
 from fedclust.data.datamodule import FederatedDataModule
 from fedclust.data.partition import Iid
 from fedclust.federation.loop import FederatedLoop
+from fedclust.federation.processes import Processes
 from lightning_modules.dcn import DCN
 
 
@@ -52,3 +53,17 @@ def test_a_new_trainer_starts_afresh_and_the_same_one_goes_on() -> None:
     again.fit(loop, datamodule=data)
     assert torch.equal(loop.state.to_flat()["centers"], centers)
     assert loop.byte_counts() == counts
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_time_of_starting_workers_adds_up() -> None:
+    loop, data = loop_and_data()
+    loop.backend = Processes(1)
+    again = trainer(1)
+    again.fit(loop, datamodule=data)
+    loop.server.seconds["workers"] += 1000
+    loop.backend.close()
+    again.fit_loop.max_epochs = 2
+    again.fit(loop, datamodule=data)
+    loop.backend.close()
+    assert loop.seconds["workers"] > 1000
