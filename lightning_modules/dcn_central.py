@@ -19,7 +19,7 @@ from fedclust.clustering.statistics import (
 from fedclust.data.tables import Table
 from fedclust.federation import checkpoint
 from fedclust.federation.client import Batch, Terms
-from fedclust.federation.context import PRECISIONS
+from fedclust.federation.context import check_precision
 from fedclust.metrics import contingency_table
 from fedclust.random import seed_for
 from lightning_modules.dcn_base import CHUNK, DCNBase
@@ -55,10 +55,7 @@ class CentralDCN(DCNBase):
 
     def on_fit_start(self) -> None:
         """Draws the initial weights from the seed and computes the geometric embedding where it is asked for."""
-        precision = str(self.trainer.precision)
-        if precision not in PRECISIONS:
-            allowed = ", ".join(PRECISIONS)
-            raise ValueError(f"precision {precision!r} cannot be used: rows are float32; allowed: {allowed}")
+        check_precision(str(self.trainer.precision), "in central training", "rows are float32")
         keep_freed_memory()
         data = self._data_module()
         if self.trainer.ckpt_path is None:

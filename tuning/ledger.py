@@ -20,7 +20,7 @@ from tuning.storage import StorageName, explained
 from tuning.trial import COMPLETE, PRUNED, Outcome
 
 _STUDY, _WORKER, _PLACE, _RUN, _REUSED, _REQUEUED = "fedclust", "worker", "place", "run", "reused", "requeued"
-_NOT_COUNTED = ("killed", "interrupted")
+STOPPED = ("killed", "interrupted")  # reasons of trials that were ended from outside, and do not count
 _STATES = {COMPLETE: TrialState.COMPLETE, PRUNED: TrialState.PRUNED}
 
 # Storage, study and number of the trials that run in this process.
@@ -216,7 +216,7 @@ class Ledger:
         taken = {trial.user_attrs.get(_PLACE) for trial in trials if counts(trial)}
         again = {trial.user_attrs.get(_REQUEUED) for trial in trials}
         for trial in trials:
-            lost = reason_of(trial) in _NOT_COUNTED and trial.user_attrs.get(_PLACE) not in taken
+            lost = reason_of(trial) in STOPPED and trial.user_attrs.get(_PLACE) not in taken
             if lost and trial.params and trial.number not in again:
                 self.study.enqueue_trial(trial.params, user_attrs={_REQUEUED: trial.number})
 
@@ -253,7 +253,7 @@ def round_of(trial: FrozenTrial) -> int:
 def counts(trial: FrozenTrial) -> bool:
     """Whether a trial counts towards the total: finished by itself, or running."""
     if trial.state == TrialState.FAIL:
-        return reason_of(trial) not in _NOT_COUNTED
+        return reason_of(trial) not in STOPPED
     return trial.state != TrialState.WAITING
 
 

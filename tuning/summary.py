@@ -15,12 +15,11 @@ from optuna.trial import FrozenTrial, TrialState
 from fedclust.report.files import plain, write_csv, write_json, write_text
 from fedclust.report.summary import versions
 from tuning.blueprint import Blueprint
-from tuning.ledger import Ledger, best_of, counts, reason_of, reused_from, round_of, run_of, worker_of
+from tuning.ledger import STOPPED, Ledger, best_of, counts, reason_of, reused_from, round_of, run_of, worker_of
 from tuning.objectives import label_note
 from tuning.processes import alive
 
 _SHOWN_FAILURES = 5
-_STOPPED = ("killed", "interrupted")
 _TRIALS_PER_PARAMETER = 5
 
 
@@ -239,7 +238,7 @@ def _counts_line(counted: Mapping[str, Any], asked: int) -> str:
 
 def _failure_lines(failures: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = [
-        f"  {'stopped' if entry['reason'] in _STOPPED else 'failed':<11}  trial {entry['trial']}: {entry['reason']}"
+        f"  {'stopped' if entry['reason'] in STOPPED else 'failed':<11}  trial {entry['trial']}: {entry['reason']}"
         + (f", {entry['detail']}" if entry["detail"] else "")
         + f"; {entry['params']}"
         for entry in failures[:_SHOWN_FAILURES]

@@ -36,16 +36,22 @@ def make_fabric(device: torch.device, precision: str) -> Fabric:
     Raises:
         ValueError: If the precision is another one.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(
-            f"precision {precision!r} cannot be used in federated rounds; allowed: {', '.join(PRECISIONS)} "
-            "(weights are exchanged and averaged in float32)"
-        )
+    check_precision(precision, "in federated rounds", "weights are exchanged and averaged in float32")
     # Loss scaling has a memory, which must not pass from one client to the next: on a GPU 16-mixed gets a Fabric of its
     # own every time. All others are kept, since making one takes milliseconds.
     if precision == "16-mixed" and device.type != "cpu":
         return _new_fabric(device, precision)
     return _kept_fabric(device, precision)
+
+
+def check_precision(precision: str, where: str, why: str) -> None:
+    """Refuses a precision in which weights or rows would not be float32.
+
+    Raises:
+        ValueError: If the precision is none of `PRECISIONS`, saying where it cannot be used and why.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} cannot be used {where}; allowed: {', '.join(PRECISIONS)} ({why})")
 
 
 def emulated(device: torch.device, precision: str) -> bool:
