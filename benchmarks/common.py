@@ -121,3 +121,14 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def row(cells: Iterable[Any]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def heading(names: Iterable[str]) -> list[str]:
+    """The lines that begin a Markdown table."""
+    names = list(names)
+    return [row(names), "|" + "---|" * len(names)]

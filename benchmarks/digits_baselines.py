@@ -63,11 +63,11 @@ def central(config: dict[str, Any], data: FederatedDataModule, seed: int) -> dic
 
 def write(rows: list[dict[str, Any]], out: Path) -> str:
     """The JSON and the table."""
-    lines = ["| method | seeds | " + " | ".join(name.upper() for name in NAMES) + " |", "|---|---|---|---|---|"]
+    lines = common.heading(["method", "seeds", *(name.upper() for name in NAMES)])
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
         cells = [common.spread([row[name] for row in own]) for name in NAMES]
-        lines.append(f"| {method} | {','.join(str(row['seed']) for row in own)} | {' | '.join(cells)} |")
+        lines.append(common.row([method, ",".join(str(row["seed"]) for row in own), *cells]))
     title = "# Digits: what federated clusters are compared with\n\nTest split, mean ± sample standard deviation."
     written = "Written by `python benchmarks/digits_baselines.py`."
     text = "\n".join([title, written, "", *lines, ""])

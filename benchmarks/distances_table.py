@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import common
+
 Rows = list[dict[str, Any]]
 INTRO = """# Pairwise distances
 
@@ -51,8 +53,8 @@ def section(name: str, rows: Rows, settings: dict[str, Any]) -> str:
     if name in ("exact", "fast"):
         rows = compared(rows, settings["clients"], settings["length" if name == "exact" else "long"])
     keys = list(dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], list)))
-    lines = [f"## {name}", "", NOTES[name], "", "| " + " | ".join(keys) + " |", "|" + "---|" * len(keys)]
-    return "\n".join([*lines, *("| " + " | ".join(shown(row.get(key)) for key in keys) + " |" for row in rows)])
+    lines = [f"## {name}", "", NOTES[name], "", *common.heading(keys)]
+    return "\n".join([*lines, *(common.row(shown(row.get(key)) for key in keys) for row in rows)])
 
 
 def compared(rows: Rows, n: int, k: int) -> Rows:

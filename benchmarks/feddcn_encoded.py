@@ -98,7 +98,7 @@ def table(folder: Path) -> str:
         figures = [common.spread([read[name] for read in runs]) for name in ("acc", "nmi")]
         rounds = ", ".join(str(read["rounds"]) for read in runs if "rounds" in read)
         seeds = ",".join(str(read["seed"]) for read in runs)
-        lines.append("| " + " | ".join([scenario, str(clients), method, seeds, *figures, rounds, shown]) + " |")
+        lines.append(common.row([scenario, clients, method, seeds, *figures, rounds, shown]))
     text = "\n".join(lines) + "\n"
     (folder / "feddcn_encoded.md").write_text(text)
     return text

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from common import spread
+import common
 
 # Table II of arXiv:2609.21829: best, mean and standard deviation over five runs, of ACC and NMI.
 PAPER = {
@@ -67,12 +67,12 @@ def _line(cell: tuple[str, str, int, str], runs: list[dict[str, Any]]) -> str:
     seeds = ",".join(str(run["seed"]) for run in sorted(runs, key=lambda run: run["seed"]))
     columns = [
         dataset, scenario, str(clients), variant, "/".join(sorted({run["precision"] for run in runs})), seeds,
-        *(spread([run[name] for run in runs]) for name in ("acc", "nmi", "ari", "dbi")),
+        *(common.spread([run[name] for run in runs]) for name in ("acc", "nmi", "ari", "dbi")),
         _whole(run["rounds"] for run in runs), _whole(run["seconds"] for run in runs),
-        *(spread([run[name] for run in labelled]) for name in ("acc", "nmi")),
+        *(common.spread([run[name] for run in labelled]) for name in ("acc", "nmi")),
         f"{paper[0]} ({paper[1]})" if paper[0] else "", f"{paper[2]} ({paper[3]})" if paper[2] else "",
     ]  # fmt: skip
-    return "| " + " | ".join(columns) + " |"
+    return common.row(columns)
 
 
 def _grid(cells: dict[tuple[str, str, int, str], list[dict[str, Any]]]) -> list[str]:

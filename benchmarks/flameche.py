@@ -102,7 +102,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         "# FLAMECHE: grouping by rotation", "", (__doc__ or "").split("\n\n", 2)[2].strip(), "",
         f"Settings: {report['settings']}. Commit {report['versions']['commit']}.", "",
-        "| " + " | ".join([*columns, "deviation"]) + " |", "|" + "---|" * (len(columns) + 1),
+        *common.heading([*columns, "deviation"]),
     ]  # fmt: skip
     for row in report["rows"]:
         deviation = f"{row['deviation']:.1e}" if "deviation" in row else ""
@@ -112,7 +112,7 @@ def markdown(report: dict[str, Any]) -> str:
             row["right_from"] or "-", f"{row['bytes_up']:,.0f}", f"{row['bytes_down']:,.0f}",
             f"{row['seconds_per_round']:.2f}", deviation,
         )  # fmt: skip
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines.append(common.row(cells))
     return "\n".join(lines) + "\n"
 
 

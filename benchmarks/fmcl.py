@@ -127,7 +127,7 @@ def markdown(report: dict[str, Any]) -> str:
         ari = f"{mean(found):.2f}" if found else ""
         seconds = f"{mean(row['seconds'] for row in rows):.0f}"
         row = (encoded, dealt, clients, method, len(rows), *values, count, ari, seconds)
-        lines.append("| " + " | ".join(map(str, row)) + " |")
+        lines.append(common.row(row))
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import common
 import matplotlib
 import torch
 from leakage_views import VIEWS
@@ -45,7 +46,7 @@ def markdown(report: dict[str, Any], name: str) -> str:
     for figure, _, _ in figures:
         heads += [figure.upper(), f"best {figure.upper()}"] if several else [figure.upper()]
     heads += ["labels found", "CPU s"]
-    lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines += common.heading(heads)
     for view, top_k in dict.fromkeys((row["view"], row.get("top_k")) for row in rows):
         same = [row for row in rows if (row["view"], row.get("top_k")) == (view, top_k)]
         columns = [view, "" if top_k is None else f"{top_k:.1%}"]
@@ -55,7 +56,7 @@ def markdown(report: dict[str, Any], name: str) -> str:
         labels = [row["label_found"] for row in same if "label_found" in row]
         columns.append(f"{sum(labels)} of {len(labels)}" if labels else "")
         columns.append(f"{mean(row['cpu_seconds'] for row in same):.1f}" if labels else "")
-        lines.append("| " + " | ".join(columns) + " |")
+        lines.append(common.row(columns))
     return "\n".join([*lines, "", f"![Originals and reconstructions]({name}.png)"]) + "\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common import spread
+import common
 from pa_cfl_cells import METHODS, PARTITIONS, ROUNDS
 
 # Table 2: mean user accuracy in %, over five seeds; per row Dirichlet .1 / .5 / 1 and Set-2. Where the paper's text has
@@ -111,7 +111,7 @@ def _place(run: dict[str, Any]) -> tuple[int, int, int, int]:
 def _section(title: str, header: tuple[str, ...], lines: list[str]) -> list[str]:
     if not lines:
         return []
-    return [f"## {title}", "", "| " + " | ".join(header) + " |", "|" + "---|" * len(header), *lines, ""]
+    return [f"## {title}", "", *common.heading(header), *lines, ""]
 
 
 def _sweeps(groups: list[Runs]) -> list[str]:
@@ -158,7 +158,7 @@ def _line(header: tuple[str, ...], runs: Runs) -> str:
         "seconds (test)": _seconds(runs), "precision": _distinct(run["settings"]["precision"] for run in runs),
         "commit": _distinct(run["versions"]["commit"] for run in runs),
     }  # fmt: skip
-    return "| " + " | ".join(columns[name] for name in header) + " |"
+    return common.row(columns[name] for name in header)
 
 
 def _paper(run: dict[str, Any]) -> str:
@@ -185,7 +185,7 @@ def _last(runs: Runs) -> str:
 
 def _percent(runs: Runs, where: str, name: str) -> str:
     values = [100 * run[where][name] for run in runs if run[where] and name in run[where]]
-    return spread(values, 2) if values else ""
+    return common.spread(values, 2) if values else ""
 
 
 def _clusters(runs: Runs) -> str:
@@ -199,7 +199,7 @@ def _ari(runs: Runs) -> str:
     values = [
         run["history"][-1]["clients/ari"] for run in runs if run["history"] and "clients/ari" in run["history"][-1]
     ]
-    return spread(values) if values else ""
+    return common.spread(values) if values else ""
 
 
 def _epsilon(runs: Runs, which: str) -> str:
@@ -243,5 +243,5 @@ def _made_with(runs: Runs) -> list[str]:
     lines = []
     for key in sorted(counts):
         load = f"{min(sets[key])} to {max(sets[key])}" if sets[key] else "not noted"
-        lines.append("| " + " | ".join([*key, load, str(counts[key])]) + " |")
+        lines.append(common.row([*key, load, counts[key]]))
     return lines

@@ -208,20 +208,16 @@ def markdown(report: dict[str, Any]) -> str:
         "size", "d", "MB users → servers", "MB servers → users", "MB of users, both ways", "MB MS → AS", "MB in all",
         "MiB of users, both ways", "paper's MB", "not counted: MB of sequences",
     )  # fmt: skip
-    lines += [_row(columns), _row(["---"] * len(columns))]
+    lines += [common.row(columns), common.row(["---"] * len(columns))]
     for entry in report["lines"]:
         if entry["noise"] == report["lines"][0]["noise"]:
-            lines.append(_row(_traffic(entry)))
+            lines.append(common.row(_traffic(entry)))
     columns = (
         "size", "d", "noise", "s user side, all users", "s per user", "s server side", "s in all", "CPU s in all",
         "paper's s", *report["lines"][0]["stages"],
     )  # fmt: skip
-    lines += ["", _row(columns), _row(["---"] * len(columns))]
-    return "\n".join([*lines, *(_row(_seconds(entry)) for entry in report["lines"]), ""])
-
-
-def _row(cells: Any) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
+    lines += ["", common.row(columns), common.row(["---"] * len(columns))]
+    return "\n".join([*lines, *(common.row(_seconds(entry)) for entry in report["lines"]), ""])
 
 
 def _traffic(entry: dict[str, Any]) -> list[str]:

@@ -216,7 +216,7 @@ def markdown(report: dict[str, Any]) -> str:
             other = report["runs"].get(f"{task}/{peer}/32-true", {})
             ratio = row["rounds_per_second"] / other["rounds_per_second"] if "rounds_per_second" in other else None
             shown.append("" if ratio is None else f"{ratio:.2f}")
-        lines.append("| " + " | ".join([task, system, precision, *shown]) + " |")
+        lines.append(common.row([task, system, precision, *shown]))
     return "\n".join(lines) + "\n"
 
 

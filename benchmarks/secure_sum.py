@@ -91,8 +91,7 @@ def table(record: dict[str, Any]) -> str:
         f"cryptography {where['cryptography']}, TenSEAL {where['tenseal'] or 'not installed'}. One thread. Written by "
         "`python benchmarks/secure_sum.py`.",
         "",
-        "| " + " | ".join(HEADERS) + " |",
-        "|" + "---|" * len(HEADERS),
+        *common.heading(HEADERS),
     ]
     for row in record["rows"]:
         cells = [
@@ -106,7 +105,7 @@ def table(record: dict[str, Any]) -> str:
             f"{row['client_bytes_down'] / 1e3:.1f}",
             f"{row['max_abs_error']:.1e}",
         ]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(common.row(cells))
     return "\n".join(lines) + "\n"
 
 

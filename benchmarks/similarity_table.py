@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from common import spread
+import common
 
 INTRO = """# PA-CFL's similarities
 
@@ -46,11 +46,11 @@ def markdown(report: dict[str, Any]) -> str:
 
 def _overlap_table(cells: list[dict[str, Any]]) -> list[str]:
     heads = [f"{overlap:.0%}" for overlap in cells[0]["overlaps"]]
-    lines = ["| similarity | " + " | ".join(heads) + " | ρ |", "|" + "---|" * (len(heads) + 2)]
+    lines = common.heading(["similarity", *heads, "ρ"])
     for name in cells[0]["by"]:
         rows = [cell["by"][name] for cell in cells if name in cell["by"]]
         columns = [_spread([row["normalised"][place] for row in rows], 3) for place in range(len(heads))]
-        lines.append(f"| {name} | " + " | ".join([*columns, _spread([row["spearman"] for row in rows], 3)]) + " |")
+        lines.append(common.row([name, *columns, _spread([row["spearman"] for row in rows], 3)]))
     return lines
 
 
@@ -58,11 +58,11 @@ def _cluster_table(cells: list[dict[str, Any]]) -> list[str]:
     figures = [("ARI", "ari", 3), ("clusters", "clusters", 1), ("ρ", "spearman", 3), ("seconds", "seconds", 2)]
     if not any("ari" in row for cell in cells for row in cell["by"].values()):
         figures = figures[1:]
-    lines = ["| similarity | " + " | ".join(head for head, _, _ in figures) + " |", "|" + "---|" * (len(figures) + 1)]
+    lines = common.heading(["similarity", *(head for head, _, _ in figures)])
     for name in cells[0]["by"]:
         rows = [cell["by"][name] for cell in cells if name in cell["by"]]
         columns = [_spread([row[key] for row in rows], digits) for _, key, digits in figures]
-        lines.append(f"| {name} | " + " | ".join(columns) + " |")
+        lines.append(common.row([name, *columns]))
     return lines
 
 
@@ -72,4 +72,4 @@ def _seeds(cells: list[dict[str, Any]]) -> str:
 
 def _spread(values: list[float | None], digits: int) -> str:
     known = [value for value in values if value is not None]
-    return spread(known, digits) if known else ""
+    return common.spread(known, digits) if known else ""

@@ -8,7 +8,8 @@ FedDCN on the digits, the space of the paper's Table I. Labels are only looked a
 were neither pruned nor failed. ACC of trials: on validation rows, of the complete trials, least, median and largest.
 rank correlation: Spearman's, of the objective (turned so that more is better) with validation ACC and NMI over the
 complete trials. ACC, NMI: test, of the best trial's configuration under several seeds, mean ± sample standard
-deviation. Writes tuning_objectives.json and tuning_objectives.md.
+deviation. minutes: of the study, which ends with the repetitions; `--table` writes the table again from the JSON.
+Writes tuning_objectives.json and tuning_objectives.md.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import tuning
 
 HEADERS = [
     "objective", "complete", "pruned", "best value", "ACC of trials", "correlation with ACC", "with NMI", "seeds",
-    "ACC", "NMI",
+    "ACC", "NMI", "minutes",
 ]  # fmt: skip
 
 
@@ -74,14 +75,14 @@ def cells(row: dict[str, Any]) -> list[Any]:
         row["objective"], row["counts"]["complete"], row["counts"]["pruned"], f"{next(iter(row['best'].values())):.3f}",
         spread, *ranks, len(tested),
         *(common.spread([run[f"test/{name}"] for run in tested]) for name in ("acc", "nmi")),
+        f"{(row['seconds'] + sum(run['seconds'] for run in row['repeats'])) / 60:.0f}",
     ]  # fmt: skip
 
 
 def markdown(report: dict[str, Any]) -> str:
     """The page of results."""
     text = (__doc__ or "").split("\n\n")[2]
-    lines = [HEADERS, ["---"] * len(HEADERS), *(cells(row) for row in report["studies"])]
-    table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    table = "\n".join([*common.heading(HEADERS), *(common.row(cells(row)) for row in report["studies"])])
     return f"# Objectives of studies\n\n{text}\n\nVersions: {report['versions']}.\n\n{table}\n"
 
 
@@ -96,12 +97,18 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="rounds; default: the configuration's")
     parser.add_argument("--work", type=Path, default=common.WORK)
     parser.add_argument("--out", type=Path, default=common.RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write the Markdown from the JSON")
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    directories = [Path(name) for name in options.studies] or [searched(name, options) for name in options.objectives]
-    report = {"versions": common.versions(), "studies": [found(directory) for directory in directories]}
-    common.write_json(options.out / "tuning_objectives.json", report)
-    (options.out / "tuning_objectives.md").write_text(markdown(report))
+    path = options.out / "tuning_objectives.json"
+    if options.table:
+        report = json.loads(path.read_text())
+    else:
+        directories = [Path(name) for name in options.studies] or [
+            searched(name, options) for name in options.objectives
+        ]
+        report = {"versions": common.versions(), "studies": [found(directory) for directory in directories]}
+        common.write_json(path, report)
+    path.with_suffix(".md").write_text(markdown(report))
     print(markdown(report))
 
 

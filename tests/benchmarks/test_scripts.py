@@ -33,6 +33,7 @@ TABLES = {
     "reproduce_feddcn": "feddcn.md",
     "reproduce_pa_cfl": "pa_cfl.md",
     "similarity_pa_cfl": "similarity_pa_cfl.md",
+    "tuning_objectives": "tuning_objectives.md",
 }
 
 
