@@ -230,15 +230,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--root", help="folder of the data; default: where the library looks")
     parser.add_argument("--out", type=Path, default=common.RESULTS)
     parser.add_argument("--work", type=Path, default=common.WORK)
+    parser.add_argument("--table", action="store_true", help="only write the Markdown from the JSON")
     return parser.parse_args()
 
 
 def main() -> None:
     """Measures, prints and writes."""
     options = parse()
+    path = options.out / "rounds.json"
+    report = json.loads(path.read_text()) if options.table else measured(path, options)
+    path.with_suffix(".md").write_text(markdown(report))
+    print(markdown(report))
+
+
+def measured(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs all that was asked for; the JSON is written after each."""
     options.work = options.work.resolve()
     options.work.mkdir(parents=True, exist_ok=True)
-    path = options.out / "rounds.json"
     report = resumed(path, {"machine": machine(), "versions": common.versions(), "runs": {}})
     for task in options.tasks:
         for precision in options.precisions:
@@ -250,8 +258,7 @@ def main() -> None:
                 report["runs"][f"{task}/{system}/{precision}"] = found
                 print(task, system, precision, found, f"{time.perf_counter() - start:.0f} s", flush=True)
                 common.write_json(path, report)
-    path.with_suffix(".md").write_text(markdown(report))
-    print(markdown(report))
+    return report
 
 
 if __name__ == "__main__":

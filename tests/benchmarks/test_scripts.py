@@ -32,6 +32,7 @@ TABLES = {
     "leakage_pa_cfl": "leakage_pa_cfl.md",
     "reproduce_feddcn": "feddcn.md",
     "reproduce_pa_cfl": "pa_cfl.md",
+    "rounds": "rounds.md",
     "similarity_pa_cfl": "similarity_pa_cfl.md",
     "tuning_objectives": "tuning_objectives.md",
 }
