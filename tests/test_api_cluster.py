@@ -92,3 +92,8 @@ def test_cluster_takes_bytes_images_and_tensors(blob_arrays: Any) -> None:
 def test_cluster_refuses_what_cannot_work(clients: Any, n_clusters: int, options: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         fedclust.cluster(clients, n_clusters, **{**QUICK, **options})
+
+
+def test_hidden_dims_must_be_a_list() -> None:
+    with pytest.raises(ValueError, match=r"hidden_dims must be a list of widths such as \[128, 64\], got 128"):
+        fedclust.cluster([np.eye(12, dtype=np.float32)] * 2, n_clusters=2, hidden_dims=128)  # type: ignore[arg-type]

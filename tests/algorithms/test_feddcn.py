@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedclust
 import fedclust.algorithms.feddcn as feddcn_module
 from fedclust.algorithms.feddcn import FedDCN
 from fedclust.clustering.geometry import Embedding
@@ -231,3 +232,8 @@ def test_stages_one_and_two_run_their_epochs(run: Any, monkeypatch: Any) -> None
     run(2, algorithm={"pretrain_epochs": 4, "cluster_epochs": 3, "round_epochs": 2})
     assert epochs[:8] == [(who, n) for who in ("client 0", "client 1", "client 2", "server") for n in (4, 3)]
     assert epochs[8:] == [(f"client {client}", 2) for client in (0, 1, 2)] * 2
+
+
+def test_a_term_that_is_never_computed_is_no_metric() -> None:
+    method = fedclust.FedDCN(geometry_pretrain=0.0, geometry_federated=0.0)
+    assert {"train/geom", "train/recon"} & method.metric_names(labels=False) == {"train/recon"}

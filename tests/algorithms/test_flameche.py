@@ -214,3 +214,16 @@ def test_four_rotations_of_the_digits_are_found(seed: int) -> None:
         FLAMECHE(4), FLAMECHEClient("small_cnn", lr=0.1, batch_size=64), data, rounds=6, progress=False
     )
     assert result.history[-1]["clients/ari"] >= 0.9
+
+
+def test_who_was_never_drawn_is_named_and_predicts_with_a_warning() -> None:
+    data = fedclust.FederatedDataModule("digits", fedclust.Iid(8), transform=fedclust.Rotations(), seed=0)
+    method = fedclust.FLAMECHE(2, round_epochs=0)
+    result = fedclust.federate(method, FLAMECHEClient("linear"), data, rounds=1, participation=0.5, progress=False)
+    without = sorted(set(range(8)) - result.assignments.keys())
+    assert len(without) == 4
+    assert f"clients {without} have no group, so they are tested, and predict, with the initial weights" in result.notes
+    with pytest.warns(UserWarning, match=f"client {without[0]} has no group, as no round had it"):
+        result.predict(data.test, client=without[0])
+    with pytest.raises(ValueError, match="client=0 … 7, or cluster=… as `assign` gives it to a new client"):
+        result.predict(data.test)

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from rotated import by_class_shares, fit, planted
 
+import fedclust
 from fedclust.algorithms.flameche import FLAMECHE
 from fedclust.clustering.mixtures import Spherical
 from fedclust.data.transforms import Rotations
@@ -195,3 +196,10 @@ def test_metadata_that_the_server_may_not_see_are_in_no_checkpoint_and_come_back
     resumed = fit(4, ckpt_path=tmp_path / "two.ckpt")
     assert torch.equal(resumed.state.sums, whole.state.sums)
     assert torch.equal(resumed.state.slots, whole.state.slots)
+
+
+def test_one_start_of_protected_sums_is_noted() -> None:
+    data = fedclust.FederatedDataModule("digits", fedclust.Iid(4), transform=fedclust.Rotations(), seed=0)
+    method = fedclust.FLAMECHE(2, round_epochs=0, aggregation="secure_sum")
+    result = fedclust.federate(method, FLAMECHEClient("linear"), data, rounds=1, progress=False)
+    assert any("n_init is 1, as sums are protected" in note for note in result.notes)

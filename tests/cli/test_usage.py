@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -218,3 +219,14 @@ def test_two_processes_at_once_get_two_directories(quick, tmp_path):
     last = sorted(process.communicate(timeout=240)[0].rstrip().splitlines()[-1] for process in both)
     assert [process.returncode for process in both] == [0, 0]
     assert last == [f"run: runs/feddcn_digits/version_{number}" for number in (0, 1)]
+
+
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedclust.cli.commands
+    from fedclust.cli import main
+
+    def interrupted(*arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fedclust.cli.commands, "run_command", interrupted)
+    assert main(["fit", "--config", "feddcn_digits"]) == 130

@@ -128,3 +128,11 @@ def test_equal_rows_score_nothing_and_one_cluster_is_never_the_best_silhouette()
     sums = {**distance_sums(z, labels * 0, 2), "silhouette_sum": score, "silhouette_input_sum": score}
     metrics = metrics_from_statistics(total, sums)
     assert metrics["silhouette"] == metrics["silhouette_input"] == -math.inf
+
+
+@pytest.mark.parametrize("where", ["row", "mean"])
+def test_a_silhouette_of_nan_is_nan(where: str) -> None:
+    z, means = torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64) / 2
+    (z if where == "row" else means)[1, 1] = math.nan
+    labels, counts = torch.arange(3), torch.tensor([2, 2, 2])
+    assert math.isnan(float(silhouette_sum(z, labels, means, counts)))

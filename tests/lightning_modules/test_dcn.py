@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import fedclust
 from fedclust.federation.checkpoint import plain_arguments
 from fedclust.privacy.layers import require_per_sample_layers
 from lightning_modules.dcn import DCN
@@ -273,3 +274,14 @@ def test_groups_keep_the_signal(width: int, groups: int) -> None:
     module.initialize(0)
     assert module.encoder[1].num_groups == groups
     assert module.encode(rows(20)).std(0).min() > 1e-3
+
+
+def test_central_training_refuses_other_precisions(tmp_path: Any) -> None:
+    import pytorch_lightning as pl
+
+    data = fedclust.FederatedDataModule("digits", fedclust.Iid(2), seed=0)
+    trainer = pl.Trainer(
+        precision="bf16-true", max_epochs=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path
+    )
+    with pytest.raises(ValueError, match="precision 'bf16-true' cannot be used"):
+        trainer.fit(DCN(10, hidden_dims=[16], latent_dim=2), data)

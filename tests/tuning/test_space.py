@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import optuna
 import pytest
 
@@ -189,3 +191,30 @@ def test_a_range_with_a_step_has_both_ends(low, high, step, values):
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     drawn = {space.suggest(study.ask())["x"] for _ in range(80)}
     assert sorted(drawn) == pytest.approx(values)
+
+
+def test_widths_without_quotes_are_no_date_and_merge_keys_are_read(tmp_path: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "parameters:\n"
+        "  a.hidden_dims: {kind: layers, choices: [1024-12-16, [64, 32]]}\n"
+        "  a.lr: &range {kind: log_float, low: 1e-4, high: 1}\n"
+        "  b.lr: {<<: *range, high: 10, when: {hidden_dims: [[64, 32]]}}\n"
+    )
+    widths, first, second = load_space(file).parameters
+    assert vars(widths.distribution)["choices"] == ("1024-12-16", "64-32")
+    assert (vars(first.distribution)["high"], vars(second.distribution)["high"]) == (1.0, 10.0)
+    assert second.when == {"hidden_dims": ["64-32"]}
+
+
+@pytest.mark.parametrize("path", ["name", "runs_root", "ckpt_path", "trainer.enable_progress_bar"])
+def test_what_a_study_sets_itself_is_not_searched(path: str) -> None:
+    entry = {"kind": "categorical", "choices": ["a", "b"]}
+    with pytest.raises(ValueError, match=f"space: {path} cannot be searched"):
+        parse_space({"parameters": {path: entry}}, "space")
+
+
+@pytest.mark.parametrize("entry", [{"high": 10**400}, {"low": 1e-320, "high": 1e308, "step": 1e-300}])
+def test_numbers_beyond_reason_name_their_parameter(entry: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"space: model\.lr"):
+        parse_space({"parameters": {"model.lr": {"kind": "float", "low": 0, **entry}}}, "space")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import ArgumentError
@@ -73,3 +74,11 @@ def test_passwords_are_not_shown(ledger, tmp_path):
     book = ledger()
     book.storage = storage
     assert summarise(book, 1, 0.0, "completed")["storage"] == storage.shown
+
+
+def test_a_file_that_is_no_journal_is_named(tmp_path: Any) -> None:
+    for content in ('{"a": 1}\n', "5\n"):
+        file = tmp_path / "file.log"
+        file.write_text(content)
+        with pytest.raises(StorageError, match=r"--storage journal:.*is no journal of Optuna"):
+            StorageName.of(f"journal:{file}", tmp_path).open()
